@@ -1,0 +1,1 @@
+"""Everything that happens while training runs: capture, journal, export."""

@@ -1,0 +1,315 @@
+"""A finished scope -> one encoded OTLP span. Runs on the writer's thread."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from sys import byteorder
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+
+from trackway.decoders import HFDecoder, decode_cut
+
+from .. import semconv
+from ..model import Kind
+from ..store import otlp
+from . import snapshot
+from .payload import PayloadFormat
+from .scope import Failure, Scope
+
+if TYPE_CHECKING:
+    from ..config import TraceConfig
+
+log = logging.getLogger("trackway")
+
+_OPERATIONS: Mapping[Kind, str] = {
+    "trajectory": "invoke_agent",
+    "rollout": "invoke_agent",
+    "llm": "chat",
+    "tool": "execute_tool",
+}
+_MIN_SHARED = 8
+"""Shorter common beginnings of two sequences are not worth a reference."""
+_MAX_DECODERS = 8
+
+
+class SpanEncoder:
+    """Gives scopes their final form.
+
+    Args:
+        config: settings of this process.
+        token_fields: field name -> what it holds.
+    """
+
+    def __init__(self, config: TraceConfig, token_fields: Mapping[str, str]) -> None:
+        self._config = config
+        self._payload = PayloadFormat(config, token_fields)
+        self._decoders: dict[int, tuple[Any, HFDecoder]] = {}
+        self._warned = False
+
+    def encode(self, scope: Scope) -> bytes:
+        """Encode a scope, finished or still open.
+
+        A part that cannot be encoded is left out and named in ``trackway.notes``; the rest is kept.
+        """
+        return self._encode(scope, self._payloads)
+
+    def encode_open(self, scope: Scope) -> bytes:
+        """Encode a scope that has not ended: what is known of it so far."""
+        return self._encode(scope, self._arguments)
+
+    def _encode(self, scope: Scope, payloads: Callable[[Scope, dict[str, Any]], object]) -> bytes:
+        attributes: dict[str, Any] = {semconv.KIND: scope.kind, **scope.rollout.tags}
+        if scope.policy_version is not None:
+            attributes[semconv.POLICY_VERSION] = scope.policy_version
+        notes: list[str] = []
+        for part in (self._identity, payloads, self._root):
+            try:
+                part(scope, attributes)
+            except Exception as error:
+                name = part.__name__.strip("_")
+                scope.recorder.trouble(f"could not encode the {name} of a span", error)
+                notes.append(snapshot.clean(f"{name} lost: {type(error).__name__}: {error}"))
+        if notes:
+            attributes[semconv.NOTES] = notes
+        span = self._span(scope, attributes)
+        try:
+            return orjson.dumps(span)
+        except TypeError:  # an odd text that other instrumentation, or a caller, put into a name
+            return cast(bytes, snapshot.take(span, self._config.max_array_items))
+
+    def _span(self, scope: Scope, attributes: dict[str, Any]) -> dict[str, Any]:
+        span: Any = scope.span
+        context = span.get_span_context()
+        code = otlp.UNSET
+        description = ""
+        events = [_event(event.name, event.timestamp, dict(event.attributes or {})) for event in span.events]
+        if scope.failure is not None:
+            code = otlp.ERROR
+            description = f"{scope.failure.type}: {self._payload.text(scope.failure.message)}"
+            events.append(_event(semconv.EXCEPTION_EVENT, span.end_time, self._exception(scope.failure)))
+        elif scope.status == "ok":
+            code = otlp.OK
+        if scope.parent is None:
+            events.extend(self._rewards(scope))
+        attributes[semconv.STATUS] = scope.status
+        # What other instrumentation put on the span stays, but cannot replace what we know.
+        attributes = {**dict(span.attributes or {}), **attributes}
+        encoded = {
+            "traceId": f"{context.trace_id:032x}",
+            "spanId": f"{context.span_id:016x}",
+            "parentSpanId": "" if span.parent is None else f"{span.parent.span_id:016x}",
+            "name": snapshot.clean(span.name),
+            "kind": 1,
+            "startTimeUnixNano": str(span.start_time),
+            "endTimeUnixNano": str(span.end_time or 0),
+            "attributes": otlp.encode_attributes(attributes),
+            "status": {"code": code, "message": description} if description else {"code": code},
+        }
+        if events:
+            encoded["events"] = events
+        return encoded
+
+    def _identity(self, scope: Scope, attributes: dict[str, Any]) -> None:
+        attributes[semconv.OPERATION] = _OPERATIONS.get(scope.kind, scope.kind)
+        name = snapshot.clean(scope.span.name)  # type: ignore[attr-defined]
+        if scope.kind == "tool":
+            attributes[semconv.TOOL_NAME] = name
+        elif scope.kind in ("rollout", "trajectory"):
+            attributes[semconv.AGENT_NAME] = name
+
+    def _arguments(self, scope: Scope, attributes: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+        found: dict[str, tuple[Any, ...]] = {}
+        if scope.inputs is not None:
+            name = semconv.TOOL_ARGUMENTS if scope.kind == "tool" else semconv.INPUT
+            attributes[name] = self._payload.json(scope.inputs, found)
+        return found
+
+    def _payloads(self, scope: Scope, attributes: dict[str, Any]) -> None:
+        tool = scope.kind == "tool"
+        given = self._arguments(scope, attributes)
+        made: dict[str, tuple[Any, ...]] = {}
+        if scope.items is not None:
+            items = [self._payload.value(item, made) for item in scope.items]
+            if scope.output is not None:
+                items.append(self._payload.value(scope.output, made))
+            attributes[semconv.TOOL_RESULT if tool else semconv.OUTPUT] = orjson.dumps(items).decode()
+        elif scope.output is not None:
+            plain_text = tool and isinstance(scope.output, str)
+            text = self._payload.text(scope.output) if plain_text else self._payload.json(scope.output, made)  # type: ignore[arg-type]
+            attributes[semconv.TOOL_RESULT if tool else semconv.OUTPUT] = text
+        if scope.extra:
+            attributes.update(scope.extra)
+        tokens = {**given, **made, **(scope.prompt or {}), **(scope.response or {})}
+        if tokens:
+            self._tokens(scope, tokens, attributes)
+
+    def _tokens(self, scope: Scope, tokens: dict[str, tuple[Any, ...]], attributes: dict[str, Any]) -> None:
+        prompt, response = tokens.get("prompt"), tokens.get("response")
+        decoder = self._decoder(scope) if self._config.token2text else None
+        rollout = scope.rollout
+        kept = 0
+        if prompt is not None:
+            prompt = _integers(prompt)
+            kept = shared_beginning(rollout.sequence, prompt)
+            if kept >= _MIN_SHARED:
+                attributes[semconv.PROMPT_BASE] = f"{rollout.sequence_span}:{kept}"
+            else:
+                kept = 0
+            self._ids(prompt[kept:], decoder, semconv.PROMPT_IDS, semconv.PROMPT_TEXT, attributes)
+            if scope.kind == "llm":
+                attributes[semconv.INPUT_TOKENS] = len(prompt)
+        if response is not None:
+            response = _integers(response)
+            start = 0
+            if prompt is not None and kept == len(prompt):
+                # The result of a whole rollout repeats what its generations and tools gave.
+                start = shared_beginning(rollout.sequence[kept:], response)
+                if start >= _MIN_SHARED:
+                    attributes[semconv.RESPONSE_BASE] = f"{rollout.sequence_span}:{kept}:{start}"
+                else:
+                    start = 0
+            text_decoder = None if start else decoder
+            self._ids(response[start:], text_decoder, semconv.RESPONSE_IDS, semconv.RESPONSE_TEXT, attributes)
+            if scope.kind == "llm":
+                attributes[semconv.OUTPUT_TOKENS] = len(response)
+        if (mask := tokens.get("mask")) is not None:
+            runs = [(int(bit), len(list(run))) for bit, run in groupby(mask)]
+            attributes[semconv.RESPONSE_MASK] = orjson.dumps(runs).decode()
+            if response is not None and decoder is not None and len(runs) > 1 and not rollout.sequence:
+                attributes[semconv.RESPONSE_TEXTS] = self._texts(response, runs, decoder)
+        if (logprobs := tokens.get("logprobs")) is not None:
+            attributes[semconv.RESPONSE_LOGPROBS] = pack_floats(logprobs)
+        if prompt is not None and response is not None:
+            rollout.sequence = prompt + response
+            rollout.sequence_span = f"{scope.span.get_span_context().span_id:016x}"
+
+    def _texts(self, response: tuple[int, ...], runs: Sequence[tuple[int, int]], decoder: HFDecoder) -> str:
+        """Decode each run of the mask by itself: a loop that was not traced inside has no other turns."""
+        texts = []
+        place = 0
+        for _, count in runs:
+            cut = decode_cut(decoder, response[place : place + count], self._config.max_length)
+            texts.append(snapshot.clean(cut.text))
+            place += count
+        return orjson.dumps(texts).decode()
+
+    def _ids(
+        self,
+        ids: tuple[int, ...],
+        decoder: HFDecoder | None,
+        name: str,
+        text_name: str,
+        attributes: dict[str, Any],
+    ) -> None:
+        attributes[name] = _ids_json(ids)
+        if decoder is not None:
+            attributes[text_name] = snapshot.clean(decode_cut(decoder, ids, self._config.max_length).text)
+
+    def _decoder(self, scope: Scope) -> HFDecoder | None:
+        tokenizer = self._config.tokenizer if scope.tokenizer is None else scope.tokenizer
+        if tokenizer is None:
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "token2text is on, but no tokenizer is known: token ids are recorded without text. "
+                    "Pass one: trackway.configure(tokenizer=...), a tokenizer or its path"
+                )
+            return None
+        known = self._decoders.get(id(tokenizer))
+        if known is None:
+            if len(self._decoders) >= _MAX_DECODERS:
+                self._decoders.pop(next(iter(self._decoders)))
+            # The tokenizer is kept beside its decoder, so that its id cannot be given to another one.
+            known = (tokenizer, HFDecoder(tokenizer, skip_special_tokens=self._config.skip_special_tokens))
+            self._decoders[id(tokenizer)] = known
+        return known[1]
+
+    def _root(self, scope: Scope, attributes: dict[str, Any]) -> None:
+        if scope.parent is not None:
+            return
+        rollout = scope.rollout
+        attributes[semconv.PROJECT] = rollout.project
+        attributes[semconv.EXPERIMENT] = rollout.experiment
+        if rollout.run_id:
+            attributes[semconv.RUN_ID] = rollout.run_id
+        if rollout.policy_version is not None:
+            attributes[semconv.POLICY_VERSION_END] = rollout.policy_version
+        for name, value in list(rollout.annotations.items()):
+            attributes[semconv.ANNOTATION_PREFIX + snapshot.clean(name)] = self._payload.json(value)
+
+    def _rewards(self, scope: Scope) -> list[dict[str, Any]]:
+        events = []
+        for name, value, explanation, time_ns in list(scope.rollout.rewards):
+            field = semconv.EVALUATION_LABEL if isinstance(value, str) else semconv.EVALUATION_VALUE
+            facts: dict[str, Any] = {
+                semconv.EVALUATION_NAME: snapshot.clean(name),
+                field: self._payload.text(value) if isinstance(value, str) else value,
+            }
+            if explanation is not None:
+                facts[semconv.EVALUATION_EXPLANATION] = self._payload.text(str(explanation))
+            events.append(_event(semconv.EVALUATION_EVENT, time_ns, facts))
+        return events
+
+    def _exception(self, failure: Failure) -> dict[str, Any]:
+        lines = traceback.format_list(failure.frames)
+        return {
+            semconv.EXCEPTION_TYPE: failure.type,
+            semconv.EXCEPTION_MESSAGE: self._payload.text(failure.message),
+            semconv.EXCEPTION_STACKTRACE: self._payload.text("".join(lines)),
+        }
+
+
+def _event(name: str, time_ns: int | None, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "timeUnixNano": str(time_ns or 0),
+        "name": name,
+        "attributes": otlp.encode_attributes(attributes),
+    }
+
+
+def _integers(ids: tuple[Any, ...]) -> tuple[int, ...]:
+    if set(map(type, ids)) <= {int}:
+        return ids
+    # Ids that came as 15.0 are integers; anything else is kept as it is, and shown as such.
+    return tuple(
+        int(item) if isinstance(item, bool) or (isinstance(item, float) and item.is_integer()) else item
+        for item in ids
+    )
+
+
+def _ids_json(ids: tuple[Any, ...]) -> str:
+    try:
+        return orjson.dumps(ids, default=str).decode()
+    except TypeError:  # beyond 64 bits: no token id, but what was recorded
+        return orjson.dumps([item if abs(item) < 2**63 else str(item) for item in ids], default=str).decode()
+
+
+def shared_beginning(old: tuple[Any, ...], new: tuple[Any, ...]) -> int:
+    """Count the items that two sequences have in common from their start."""
+    limit = min(len(old), len(new))
+    if old[:limit] == new[:limit]:
+        return limit
+    low, high = 0, limit  # old[:low] agrees, old[:high] does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if old[low:middle] == new[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def pack_floats(values: tuple[Any, ...]) -> bytes:
+    """Pack numbers as little-endian float32; what is not a number becomes NaN."""
+    try:
+        packed = array("f", values)
+    except TypeError:
+        packed = array("f", [item if isinstance(item, (int, float)) else float("nan") for item in values])
+    if byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

@@ -1,0 +1,94 @@
+"""Snapshot -> the JSON text that is stored: secrets masked, oversized parts cut, token sequences found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from trackway.decoders import cut_text
+
+from . import snapshot
+from .redact import MASK, Redactor
+from .snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from ..config import TraceConfig
+
+_EDGE = 8
+
+
+class PayloadFormat:
+    """How the payloads of one process are stored.
+
+    Args:
+        config: gives ``max_text_length`` (characters of a text), ``max_array_items`` and ``redact``.
+        token_fields: field name -> ``prompt``, ``response``, ``mask`` or ``logprobs``.
+    """
+
+    def __init__(self, config: TraceConfig, token_fields: Mapping[str, str]) -> None:
+        self._max_text = config.max_text_length
+        self._max_items = config.max_array_items
+        self._fields = token_fields
+        self._redactor = Redactor(config.redact)
+        self._field_marks = [f'"{name}"'.encode() for name in token_fields]
+
+    def value(self, value: Snapshot, found: dict[str, tuple[Any, ...]] | None = None) -> Any:
+        """Give a snapshot as plain values, ready for ``orjson.dumps``; ``found`` receives token sequences."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, bytes):
+            if not self._needs_care(value):
+                return orjson.Fragment(value)
+            return self._walk(orjson.loads(value), found if found is not None else {})
+        return value
+
+    def json(self, value: Snapshot, found: dict[str, tuple[Any, ...]] | None = None) -> str:
+        """Give a snapshot as JSON text."""
+        if isinstance(value, bytes) and not self._needs_care(value):
+            return value.decode()
+        plain = self.value(value, found)
+        if isinstance(plain, int) and not -(2**63) <= plain < 2**64:
+            plain = str(plain)
+        return orjson.dumps(plain).decode()
+
+    def text(self, text: str) -> str:
+        """Mask, cut and clean one text."""
+        text = snapshot.clean(text)
+        if text.startswith("data:"):
+            text = snapshot.shorten_data_url(text)
+        if self._max_text is not None and len(text) > self._max_text:
+            text = cut_text(text, self._max_text).text
+        return self._redactor.text(text)
+
+    def _needs_care(self, data: bytes) -> bool:
+        return (
+            self._redactor.suspects(data)
+            or b"\\u0000" in data
+            or (self._max_text is not None and len(data) > self._max_text)
+            or len(data) > 2 * self._max_items
+            or b'"data:' in data
+            or any(mark in data for mark in self._field_marks)
+        )
+
+    def _walk(self, value: Any, found: dict[str, tuple[Any, ...]]) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            if len(value) > self._max_items and all(isinstance(item, (int, float)) for item in value):
+                return {"length": len(value), "first": value[:_EDGE], "last": value[-_EDGE:]}
+            return [self._walk(item, found) for item in value]
+        if isinstance(value, dict):
+            plain: dict[str, Any] = {}
+            for name, item in value.items():
+                name = snapshot.clean(name)
+                what = self._fields.get(name)
+                if what is not None and what not in found and isinstance(item, list):
+                    tokens = snapshot.sequence(item)
+                    if tokens is not None:
+                        found[what] = tokens
+                        continue
+                plain[name] = MASK if self._redactor.is_secret_name(name, item) else self._walk(item, found)
+            return plain
+        return value

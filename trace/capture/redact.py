@@ -1,0 +1,65 @@
+"""Secrets are taken out before anything reaches the disk: by name of the field, by shape of the value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+MASK = "⟨redacted⟩"
+
+_NAMES = (
+    r"api[_-]?key|apikey|secret|secrets|client[_-]?secret|secret[_-]?key|password|passwd|pwd|passphrase"
+    r"|authorization|proxy[_-]authorization|auth[_-]?token|access[_-]?token|refresh[_-]?token|id[_-]?token"
+    r"|bearer[_-]?token|api[_-]?token|hf[_-]?token|hub[_-]?token|github[_-]?token|credentials?"
+    r"|private[_-]?key|access[_-]?key(?:[_-]?id)?|cookie|set[_-]cookie|x[_-]api[_-]key|wandb[_-]?key"
+)
+_SHAPES = (
+    r"\bsk-[A-Za-z0-9_\-]{8,}"  # OpenAI, Anthropic and others
+    r"|\b(?:hf|ghp|gho|ghs|ghu|glpat|xox[abprs])[_-][A-Za-z0-9\-]{10,}"
+    r"|\bgithub_pat_[A-Za-z0-9_]{20,}"
+    r"|\bAKIA[0-9A-Z]{16}\b"
+    r"|\b[Bb]earer\s+[A-Za-z0-9._~+/\-]{3,}=*"
+    r"|\bBasic\s+[A-Za-z0-9+/]{8,}={0,2}"
+    r"|\beyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+)
+_HINTS = (
+    rb"api.?key|secret|passw|pwd|passphrase|authorization|token|credential|private.?key|access.?key|cookie"
+    rb"|wandb.?key|sk-|hf_|ghp_|gho_|ghs_|ghu_|glpat|xox|github_pat|AKIA|earer|Basic |eyJ|PRIVATE KEY|://"
+)
+
+
+class Redactor:
+    """Decides what is a secret.
+
+    Args:
+        names: further field names whose values are secrets, compared without regard to case.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        known = "|".join([_NAMES, *(re.escape(name) for name in names)])
+        # A name counts at the end of a longer one too: OPENAI_API_KEY, x-auth-token.
+        self._name = re.compile(rf"(?:^|.*[_\-. ])(?:{known})", re.IGNORECASE)
+        # "token" alone also names a piece of text, and eos_token a mark: only what looks like a variable
+        # of an environment, or a long word without spaces, is taken for a credential.
+        self._token = re.compile(r"[A-Z0-9_]*_TOKEN|[Tt]oken|TOKEN")
+        self._shape = re.compile(_SHAPES)
+        hints = b"|".join([_HINTS, *(re.escape(name.encode()) for name in names)])
+        self._hint = re.compile(hints, re.IGNORECASE)
+
+    def suspects(self, data: bytes) -> bool:
+        """Say quickly whether a closer look is worth it."""
+        return self._hint.search(data) is not None
+
+    def is_secret_name(self, name: str, value: object) -> bool:
+        """Say whether the value of a field must not be shown."""
+        if not isinstance(value, (str, list, dict)) or not value:
+            return False  # numbers are counts (max_tokens), not keys
+        if self._token.fullmatch(name):
+            return isinstance(value, str) and len(value) >= 8 and not any(mark.isspace() for mark in value)
+        return self._name.fullmatch(name) is not None
+
+    def text(self, text: str) -> str:
+        """Mask what looks like a credential inside a text."""
+        return self._shape.sub(MASK, text)

@@ -1,0 +1,223 @@
+"""The thread that turns finished scopes into journal lines."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..store.journal import SegmentWriter
+from ..store.otlp import LineEncoder
+from .encode import SpanEncoder
+from .scope import Scope
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+INTERVAL = 0.05
+"""Seconds between two looks at the queue: what a ``kill -9`` may cost."""
+HOUSEKEEPING = 1.0
+"""Seconds between two updates of counters and open spans; also how long a span is open before it is shown."""
+_BATCH = 64
+_SPAN_BYTES = 1024  # a guess at what a queued scope weighs beside its payload
+
+
+class Writer:
+    """A bounded queue and the daemon thread that empties it into the journal.
+
+    Args:
+        recorder: whose scopes it writes.
+        resource: attributes of the process, put on every line.
+        every_second: called now and then from the thread.
+
+    Raises:
+        OSError: the store cannot be written.
+    """
+
+    def __init__(
+        self, recorder: Recorder, resource: Mapping[str, Any], every_second: Callable[[], None]
+    ) -> None:
+        config = recorder.config
+        self._recorder = recorder
+        self._every_second = every_second
+        self._encoder = SpanEncoder(config, recorder.token_fields)
+        self._lines = LineEncoder(resource)
+        self._journal = SegmentWriter(config.store, config.max_segment_bytes)
+        self._queue: deque[tuple[Scope, int]] = deque()
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._wake = threading.Event()
+        self._written = threading.Condition()
+        self._queued_bytes = 0
+        self._max_bytes = config.max_queue_bytes
+        self._patience = config.queue_timeout if config.queue_policy == "block" else 0.0
+        self.recorded = 0
+        self.written = 0
+        self.dropped: dict[str, int] = {}
+        self._closing = False
+        self._closed = False
+        self._shown_open = False
+        self._counters: tuple[Any, ...] = ()
+        self._thread = threading.Thread(target=self._run, name="trackway-writer", daemon=True)
+        self._save_counters()
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Name of this writer's segments."""
+        return self._journal.name
+
+    def put(self, scope: Scope) -> None:
+        """Take a finished scope; when the queue is full, wait as configured, then count it as dropped."""
+        size = _SPAN_BYTES + _weight(scope)
+        with self._lock:
+            self.recorded += 1
+            if self._closed:
+                self._drop("after shutdown")
+                return
+            if (
+                self._queued_bytes + size > self._max_bytes
+                and self._queued_bytes
+                and not self._wait_for_room(size)
+            ):
+                self._drop("queue full")
+                return
+            self._queued_bytes += size
+            self._queue.append((scope, size))
+
+    def _wait_for_room(self, size: int) -> bool:
+        self._wake.set()
+        return self._room.wait_for(lambda: self._queued_bytes + size <= self._max_bytes, self._patience)
+
+    def _drop(self, reason: str, count: int = 1) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until everything that was queued when this was called is with the operating system."""
+        with self._lock:
+            goal = self.recorded
+        self._wake.set()
+        with self._written:
+            return self._written.wait_for(lambda: self._settled() >= goal or self._closed, timeout)
+
+    def _settled(self) -> int:
+        return self.written + sum(self.dropped.values())
+
+    def close(self, timeout: float) -> bool:
+        """Write what is queued and end the thread.
+
+        Returns:
+            Whether all of it was written in time.
+        """
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """Forget everything in a forked child: the parent will write it."""
+        self._closed = True
+        # Another thread of the parent may have held the lock when it forked.
+        self._lock = threading.Lock()
+        self._queue.clear()
+        self._journal.close()
+
+    def _run(self) -> None:
+        next_look = time.monotonic() + HOUSEKEEPING
+        while True:
+            self._wake.wait(INTERVAL)
+            self._wake.clear()
+            closing = self._closing
+            try:
+                while self._queue:
+                    self._write_batch()
+                if closing or time.monotonic() >= next_look:
+                    next_look = time.monotonic() + HOUSEKEEPING
+                    self._show_open(0.0 if closing else HOUSEKEEPING)
+                    self._save_counters()
+                    if not closing:
+                        self._every_second()
+            except Exception as error:
+                self._recorder.trouble("the writer failed", error)
+            with self._written:
+                self._written.notify_all()
+            if closing:
+                break
+        with self._lock:
+            self._closed = True
+            if self._queue:
+                self._drop("after shutdown", len(self._queue))
+                self._queue.clear()
+        self._save_counters()
+        self._journal.close()
+
+    def _write_batch(self) -> None:
+        groups: dict[str, list[bytes]] = {}
+        count = size = 0
+        while self._queue and count < _BATCH:
+            scope, weight = self._queue.popleft()
+            count += 1
+            size += weight
+            try:
+                encoded = self._encoder.encode(scope)
+            except Exception as error:
+                self._recorder.trouble("could not encode a span", error)
+                with self._lock:
+                    self._drop("not encodable")
+                continue
+            groups.setdefault(scope.rollout.trace_id, []).append(encoded)
+            # A long turn of this thread would keep the interpreter's lock from the training.
+            time.sleep(0)
+        spans = sum(map(len, groups.values()))
+        try:
+            self._journal.append(b"".join(map(self._lines.line, groups.values())))
+            self.written += spans
+        except OSError as error:
+            with self._lock:
+                self._drop(f"journal: {error.strerror or error}", spans)
+            self._recorder.trouble(f"could not write to the store {self._recorder.config.store}", error)
+        with self._room:
+            self._queued_bytes -= size
+            self._room.notify_all()
+
+    def _show_open(self, age: float) -> None:
+        horizon = time.time_ns() - int(age * 1e9)
+        spans = [scope for scope in self._recorder.open_scopes() if scope.span.start_time <= horizon]  # type: ignore[attr-defined]
+        if spans or self._shown_open:
+            lines = [self._lines.line([self._encoder.encode_open(scope)]) for scope in spans]
+            self._journal.set_open_spans(b"".join(lines))
+            self._shown_open = bool(spans)
+
+    def _save_counters(self) -> None:
+        counters = (self.recorded, self.written, tuple(self.dropped.items()), self._recorder.troubles)
+        if counters != self._counters:
+            self._counters = counters
+            self._journal.set_counters(
+                {
+                    "recorded": self.recorded,
+                    "written": self.written,
+                    "dropped": self.dropped,
+                    "troubles": self._recorder.troubles,
+                    "host": socket.gethostname(),
+                    "pid": os.getpid(),
+                    "program": sys.argv[0] if sys.argv else "",
+                }
+            )
+
+
+def _weight(scope: Scope) -> int:
+    size = 0
+    for part in (scope.inputs, scope.output):
+        if isinstance(part, (bytes, str)):
+            size += len(part)
+    for tokens in (scope.prompt, scope.response):
+        if tokens:
+            size += 8 * sum(map(len, tokens.values()))
+    if scope.items:
+        size += sum(len(item) for item in scope.items if isinstance(item, (bytes, str)))
+    return size

@@ -1,0 +1,46 @@
+"""From the journal to the places where people look: each destination is an OpenTelemetry ``SpanExporter``."""
+
+from __future__ import annotations
+
+import inspect
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from ..config import ConfigError, TraceConfig
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+GROUP = "trackway.exporters"
+_PACKAGES = {"mlflow": "mlflow"}
+"""Backends of our own -> the package they need, which is also the name of the extra."""
+
+
+def check(backend: str) -> None:
+    """Say at once when a backend's package is missing, without importing it.
+
+    Raises:
+        ConfigError: it is; the message says what to install.
+    """
+    package = _PACKAGES.get(backend)
+    if package is not None and find_spec(package) is None:
+        raise ConfigError(
+            f"backend={backend!r} needs the package {package!r}, which is not installed: "
+            f"pip install 'trackway[{backend}]'"
+        )
+
+
+def build(backend: str, config: TraceConfig) -> SpanExporter:
+    """Make the exporter that an entry point names; one that takes a ``config`` argument is given it.
+
+    Raises:
+        ConfigError: no entry point has that name, or its package is missing.
+    """
+    check(backend)
+    for point in entry_points(group=GROUP, name=backend):
+        factory = point.load()
+        takes_config = "config" in inspect.signature(factory).parameters
+        exporter: SpanExporter = factory(config=config) if takes_config else factory()
+        return exporter
+    raise ConfigError(f"no exporter is registered as {backend!r} in the entry-point group {GROUP}")

@@ -1,0 +1,276 @@
+"""A trajectory as a chat, in the shape that MLflow's trace page draws as one.
+
+The page takes only the roles system, user, assistant and tool, wants ``tool_calls[].id`` and
+``function.arguments`` as strings, and falls back to a dump of the whole list when one message breaks a
+rule (seen in MLflow 3.17). A message that only calls tools leaves ``content`` out: with null, previews
+become raw JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from ..model import ToolCall, Turn
+
+TEXT_LIMIT = 100_000
+"""Most characters of one text, or of one value written as JSON; MLflow's page takes seconds for more."""
+CHAT_LIMIT = 1_000_000
+"""Most characters of all the messages in one attribute."""
+
+Message = dict[str, Any]
+
+_ROLES = {"developer": "system", "function": "tool", "ipython": "tool", "model": "assistant"}
+_MAX_DEPTH = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """The messages of a trajectory.
+
+    Attributes:
+        messages: in order, the ones that the agent was given first.
+        given: how many messages come before the first generation.
+        generations: id of a generation's span -> index of its message.
+        finish_reasons: index of a message -> why the generation ended, where it is known.
+    """
+
+    messages: tuple[Message, ...]
+    given: int
+    generations: Mapping[str, int]
+    finish_reasons: Mapping[int, str]
+
+
+def chat_of(turns: Sequence[Turn]) -> Chat:
+    """Lay the turns of a trajectory out as messages."""
+    messages: list[Message] = []
+    given: int | None = None
+    generations: dict[str, int] = {}
+    reasons: dict[int, str] = {}
+    waiting: list[tuple[str, ToolCall]] = []
+    for position, turn in enumerate(turns):
+        if turn.role == "assistant":
+            given = len(messages) if given is None else given
+            if turn.span_id is not None:
+                generations[turn.span_id] = len(messages)
+            if turn.finish_reason:
+                reasons[len(messages)] = turn.finish_reason
+            waiting = [(_call_id(call, turn, n), call) for n, call in enumerate(turn.tool_calls)]
+            messages.append(_assistant(turn, waiting))
+            messages += _unanswered(waiting, turns[position + 1 :])
+        elif turn.role == "tool":
+            messages.append(_reply(turn, waiting))
+        else:
+            messages.append({"role": turn.role, "content": cut(turn.text or turn.error or "")})
+    return Chat(tuple(messages), len(messages) if given is None else given, generations, reasons)
+
+
+def _call_id(call: ToolCall, turn: Turn, n: int) -> str:
+    return clean(call.call_id) if call.call_id else f"call_{turn.index}_{n}"
+
+
+def _assistant(turn: Turn, calls: Sequence[tuple[str, ToolCall]]) -> Message:
+    message: Message = {"role": "assistant"}
+    text = turn.text or (turn.error or "" if not calls else "")
+    if text or not calls:
+        message["content"] = cut(text)
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": clean(call.name), "arguments": _arguments(call.arguments)},
+            }
+            for call_id, call in calls
+        ]
+    return message
+
+
+def _arguments(arguments: Any) -> str:
+    if arguments is None:
+        return "{}"
+    return cut(arguments if isinstance(arguments, str) else dumps(arguments))
+
+
+def _unanswered(calls: Sequence[tuple[str, ToolCall]], after: Sequence[Turn]) -> list[Message]:
+    """Give the results of calls that no later turn shows, as happens when the prompt was never recorded."""
+    replies: list[Turn] = []
+    for turn in after:
+        if turn.role == "assistant":
+            break
+        replies.append(turn)
+    if any(turn.role == "tool" for turn in replies):
+        return []
+    return [
+        _tool_message(_result(call), call_id, call.name)
+        for call_id, call in calls
+        if not any(call.result and call.result in turn.text for turn in replies)
+        and (call.result is not None or call.error)
+    ]
+
+
+def _reply(turn: Turn, waiting: list[tuple[str, ToolCall]]) -> Message:
+    def fits(call: ToolCall) -> tuple[bool, bool]:
+        return call.span_id is not None and call.span_id == turn.span_id, call.name == turn.name
+
+    if not waiting:
+        return _tool_message(turn.text or turn.error or "", None, turn.name)
+    best = max(range(len(waiting)), key=lambda n: (fits(waiting[n][1]), -n))
+    call_id, call = waiting.pop(best)
+    return _tool_message(turn.text or turn.error or _result(call), call_id, turn.name or call.name)
+
+
+def _result(call: ToolCall) -> str:
+    return call.result if call.result is not None else call.error or ""
+
+
+def _tool_message(text: str, call_id: str | None, name: str | None) -> Message:
+    message: Message = {"role": "tool", "content": cut(text)}
+    if call_id:
+        message["tool_call_id"] = call_id
+    if name:
+        message["name"] = clean(name)
+    return message
+
+
+def recorded_messages(inputs: Any) -> list[Message] | None:
+    """Read the messages that a generation was really called with; None when its arguments hold none."""
+    given = inputs.get("messages") if isinstance(inputs, Mapping) else None
+    if not isinstance(given, list) or not given:
+        return None
+    if not all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in given):
+        return None
+    return [_recorded(message, n) for n, message in enumerate(given)]
+
+
+def _recorded(given: Mapping[str, Any], n: int) -> Message:
+    role = _ROLES.get(given["role"], given["role"])
+    message: Message = {"role": role if role in ("system", "user", "assistant", "tool") else "user"}
+    content = given.get("content")
+    if isinstance(content, list) and all(_is_part(part) for part in content):
+        message["content"] = [_short_part(part) for part in content]
+    elif content is not None:
+        message["content"] = cut(content if isinstance(content, str) else dumps(content))
+    calls = given.get("tool_calls")
+    if isinstance(calls, list) and calls and all(isinstance(call, Mapping) for call in calls):
+        message["tool_calls"] = [_recorded_call(call, f"call_{n}_{k}") for k, call in enumerate(calls)]
+    for name in ("tool_call_id", "name"):
+        if given.get(name):
+            message[name] = clean(str(given[name]))
+    if "content" not in message and "tool_calls" not in message:
+        message["content"] = ""
+    return message
+
+
+def _is_part(part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    if part.get("type") == "text":
+        return isinstance(part.get("text"), str)
+    return part.get("type") == "image_url" and isinstance(part.get("image_url"), Mapping)
+
+
+def _short_part(part: Mapping[str, Any]) -> Message:
+    return {"type": "text", "text": cut(part["text"])} if part["type"] == "text" else dict(part)
+
+
+def _recorded_call(call: Mapping[str, Any], call_id: str) -> Message:
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else call
+    return {
+        "id": clean(str(call.get("id") or call_id)),
+        "type": "function",
+        "function": {
+            "name": clean(str(function.get("name", ""))),
+            "arguments": _arguments(function.get("arguments")),
+        },
+    }
+
+
+def fit(messages: Sequence[Message], limit: int = CHAT_LIMIT) -> list[Message]:
+    """Give the messages within a number of characters: the first and the last ones, and a note between."""
+    sizes = [_size(message) for message in messages]
+    if sum(sizes) <= limit:
+        return list(messages)
+    head = _count(sizes, limit // 4)
+    tail = max(1, _count(sizes[head:][::-1], limit - limit // 4))
+    hidden = len(messages) - head - tail
+    kept = [*messages[:head], *messages[len(messages) - tail :]]
+    if hidden > 0:
+        note = f"⟨{hidden} messages of {sum(sizes[head : head + hidden])} characters {_ELSEWHERE}⟩"
+        kept.insert(head, {"role": "system", "content": note})
+    return [_shorter(message, limit) for message in kept]
+
+
+def _count(sizes: Sequence[int], limit: int) -> int:
+    total = 0
+    for count, size in enumerate(sizes):
+        total += size
+        if total > limit:
+            return count
+    return len(sizes)
+
+
+def _size(message: Message) -> int:
+    content = message.get("content", "")
+    size = len(content) if isinstance(content, str) else len(dumps(content))
+    return size + sum(len(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+
+
+def _shorter(message: Message, limit: int) -> Message:
+    if isinstance(message.get("content"), str):
+        return {**message, "content": cut(message["content"], limit)}
+    return message
+
+
+_ELSEWHERE = "are left out here; the Trackway store has them"
+
+
+def cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Make a text storable everywhere, and keep its head and tail when it is over the limit."""
+    text = clean(text)
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    head = limit - tail
+    return f"{text[:head]}⟨{len(text) - limit} characters {_ELSEWHERE}⟩{text[len(text) - tail :]}"
+
+
+def clean(text: str) -> str:
+    """Make a text valid UTF-8 without NUL, which databases and UTF-8 encoders refuse."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return text.replace("\0", "␀") if "\0" in text else text
+
+
+def dumps(value: Any) -> str:
+    """Write any value as JSON; what has none becomes a placeholder, a NaN or infinity a text or null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'"{value}"'
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(_plain(value, 0), ensure_ascii=False)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        return "⟨nested too deeply⟩"
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {clean(str(name)): _plain(item, depth + 1) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item, depth + 1) for item in value]
+    return f"⟨{type(value).__module__}.{type(value).__qualname__}⟩"

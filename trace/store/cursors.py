@@ -1,0 +1,102 @@
+"""How far each destination is: which trajectories it has, with how many spans, and which it refused."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = "sync.sqlite"
+_TIMEOUT = 30.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS exported (
+    destination TEXT NOT NULL, trace_id TEXT NOT NULL, spans INTEGER NOT NULL, refused TEXT,
+    PRIMARY KEY (destination, trace_id)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS destinations (name TEXT PRIMARY KEY, last_error TEXT, last_success REAL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a destination has received.
+
+    Attributes:
+        exported: spans it accepted.
+        refused: spans of trajectories that it will not take.
+        last_error: why the last attempt failed; None when it did not.
+    """
+
+    exported: int
+    refused: int
+    last_error: str | None
+
+
+class Cursors:
+    """The cursors of one store's destinations.
+
+    Args:
+        store: folder of the store.
+        read_only: never create or change the file.
+    """
+
+    def __init__(self, store: Path, *, read_only: bool = False) -> None:
+        path = store / FILE
+        self._db: sqlite3.Connection | None = None
+        if read_only:
+            if path.exists():
+                self._db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_TIMEOUT)
+        else:
+            self._db = sqlite3.connect(path, timeout=_TIMEOUT, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._db is not None:
+            self._db.close()
+
+    def delivered(self, destination: str) -> dict[str, int]:
+        """Give the trajectories that a destination has or refused, with the number of spans sent."""
+        if self._db is None:
+            return {}
+        rows = self._db.execute("SELECT trace_id, spans FROM exported WHERE destination = ?", (destination,))
+        return dict(rows.fetchall())
+
+    def progress(self) -> dict[str, Progress]:
+        """Give the progress of every destination that was ever tried."""
+        if self._db is None:
+            return {}
+        rows = self._db.execute(
+            "SELECT name, last_error, coalesce(sum(spans) FILTER (WHERE refused IS NULL), 0), "
+            "coalesce(sum(spans) FILTER (WHERE refused IS NOT NULL), 0) "
+            "FROM destinations LEFT JOIN exported ON destination = name GROUP BY name"
+        )
+        return {
+            name: Progress(exported, refused, error) for name, error, exported, refused in rows.fetchall()
+        }
+
+    def store(self, destination: str, spans: Iterable[tuple[str, int]], refused: Mapping[str, str]) -> None:
+        """Note a delivery: trace ids with their number of spans, and the reasons of those refused."""
+        assert self._db is not None
+        with self._db:
+            self._db.executemany(
+                "INSERT OR REPLACE INTO exported VALUES (?, ?, ?, ?)",
+                [(destination, trace_id, count, refused.get(trace_id)) for trace_id, count in spans],
+            )
+            self._db.execute(
+                "INSERT OR REPLACE INTO destinations VALUES (?, NULL, ?)", (destination, time.time())
+            )
+
+    def fail(self, destination: str, error: str | None) -> None:
+        """Note why a delivery failed; None notes that the destination is there."""
+        assert self._db is not None
+        with self._db:
+            self._db.execute(
+                "INSERT INTO destinations VALUES (?, ?, NULL) "
+                "ON CONFLICT (name) DO UPDATE SET last_error = excluded.last_error",
+                (destination, error),
+            )

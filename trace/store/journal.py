@@ -1,0 +1,191 @@
+"""The journal: append-only files of spans, one writer each, and what each writer says of itself.
+
+``journal/<writer>.<n>.jsonl``   segments: OTLP JSON lines, written once and never changed
+``journal/<writer>.open.jsonl``  spans that have been open for a while; rewritten as they come and go
+``journal/<writer>.json``        counters: spans recorded and dropped, process, host
+
+The writer holds a lock on its last segment, so anyone can see at once whether it still lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+FOLDER = "journal"
+_SEGMENT = re.compile(r"(?P<writer>.+)\.(?P<number>\d{4,})\.jsonl")
+
+
+class SegmentWriter:
+    """Appends lines to a segment of its own, and starts the next one when it is full.
+
+    Args:
+        store: folder of the store; it must exist.
+        max_bytes: size at which a new segment begins.
+
+    Raises:
+        OSError: the store cannot be written.
+    """
+
+    def __init__(self, store: Path, max_bytes: int) -> None:
+        self._folder = store / FOLDER
+        self._folder.mkdir(parents=True, exist_ok=True)
+        host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40] or "host"
+        moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        self.name = f"{moment}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._max_bytes = max_bytes
+        self._number = 0
+        self._torn = False
+        self._file = self._open()
+        self._size = 0
+
+    def _open(self) -> int:
+        path = self._folder / f"{self.name}.{self._number:04d}.jsonl"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+
+    def append(self, lines: bytes) -> None:
+        """Hand whole lines to the operating system.
+
+        Raises:
+            OSError: they could not be written, or not wholly; a torn line is never continued.
+        """
+        if self._size >= self._max_bytes:
+            self._number += 1
+            full, self._file = self._file, self._open()
+            os.close(full)
+            self._size, self._torn = 0, False
+        if self._torn:
+            lines = b"\n" + lines
+        written = 0
+        try:
+            while written < len(lines):
+                written += os.write(self._file, lines[written:])
+        except OSError:
+            self._torn = self._torn or written > 0
+            raise
+        finally:
+            self._size += written
+        self._torn = False
+
+    def set_open_spans(self, line: bytes) -> None:
+        """Replace the list of open spans; an empty line removes it."""
+        path = self._folder / f"{self.name}.open.jsonl"
+        if line:
+            _replace(path, line)
+        else:
+            path.unlink(missing_ok=True)
+
+    def set_counters(self, counters: Mapping[str, Any]) -> None:
+        """Replace the counters."""
+        _replace(self._folder / f"{self.name}.json", orjson.dumps(counters))
+
+    def close(self) -> None:
+        """Let go of the file: the writer counts as gone, unless this is a forked child of it."""
+        os.close(self._file)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    draft = path.with_name(path.name + ".new")
+    draft.write_bytes(data)
+    draft.replace(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment file."""
+
+    path: Path
+    writer: str
+    number: int
+
+    def read(self, offset: int) -> Iterator[tuple[int, bytes]]:
+        """Give the whole lines from an offset on, each with the offset it stands at.
+
+        A last line without a newline is still being written, or torn: it is not given.
+        """
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                yield offset, line
+                offset += len(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """What is known of one process that wrote, or writes, into the store."""
+
+    name: str
+    alive: bool
+    counters: Mapping[str, Any]
+    open_spans: bytes
+
+    @property
+    def recorded(self) -> int:
+        """Spans that ended in that process, dropped ones included."""
+        return int(self.counters.get("recorded", 0))
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Spans that never reached the journal, by reason."""
+        return dict(self.counters.get("dropped", {}))
+
+
+def segments(store: Path) -> list[Segment]:
+    """List the segments of a store, those of one writer in order."""
+    found = []
+    for path in (store / FOLDER).glob("*.jsonl"):
+        match = _SEGMENT.fullmatch(path.name)
+        if match:
+            found.append(Segment(path, match["writer"], int(match["number"])))
+    return sorted(found, key=lambda segment: (segment.writer, segment.number))
+
+
+def writers(store: Path, among: list[Segment] | None = None) -> list[Writer]:
+    """List the writers of a store."""
+    last: dict[str, Segment] = {}
+    for segment in segments(store) if among is None else among:
+        last[segment.writer] = segment
+    return [_writer(store, segment) for segment in last.values()]
+
+
+def _writer(store: Path, segment: Segment) -> Writer:
+    # Whether it lives is asked first: what a dead writer left behind does not change any more.
+    alive = _is_locked(segment.path)
+    folder = store / FOLDER
+    try:
+        counters = orjson.loads((folder / f"{segment.writer}.json").read_bytes())
+    except (OSError, ValueError):
+        counters = {}
+    try:
+        open_spans = (folder / f"{segment.writer}.open.jsonl").read_bytes()
+    except OSError:
+        open_spans = b""
+    return Writer(segment.writer, alive, counters if isinstance(counters, dict) else {}, open_spans)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
