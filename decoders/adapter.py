@@ -35,7 +35,9 @@ class Adapter:
         self.skip_special_tokens = skip_special_tokens
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._backend = backend if backend is not None else tokenizer if hasattr(tokenizer, "id_to_token") else None
+        self._backend = (
+            backend if backend is not None else tokenizer if hasattr(tokenizer, "id_to_token") else None
+        )
         self._options = self._decode_options()
         self.special = self._special_ids()
         pad, eos = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
@@ -43,7 +45,9 @@ class Adapter:
             pad = (getattr(self._backend, "padding", None) or {}).get("pad_id")
         names = {id_: str(self.token(id_) or "") for id_ in self.special}
         self.fillers = frozenset(
-            id_ for id_ in {pad, eos, *(i for i, name in names.items() if _MAY_PAD.search(name))} if type(id_) is int
+            id_
+            for id_ in {pad, eos, *(i for i, name in names.items() if _MAY_PAD.search(name))}
+            if type(id_) is int
         )
         """Tokens that sequences are padded with, as far as one can tell."""
         unsure = {id_ for id_ in self.fillers if "pad" not in names.get(id_, "").lower()}

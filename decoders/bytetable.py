@@ -36,7 +36,7 @@ _ALPHABET = _byte_alphabet()
 
 
 class ByteTable:
-    """The bytes of every token. """
+    """The bytes of every token."""
 
     def __init__(self, adapter: Adapter, scheme: Scheme) -> None:
         self.adapter = adapter

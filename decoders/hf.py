@@ -164,6 +164,9 @@ class Stream:
 
     def __init__(self, decoder: HFDecoder) -> None:
         self._decoder = decoder
+        self._restart()
+
+    def _restart(self) -> None:
         self._held: list[Any] = []
         self._started = False
         self._continued = False
@@ -193,7 +196,7 @@ class Stream:
         except Exception as error:
             return self._decoder.failed(error) if self._held else ""
         finally:
-            self.__init__(self._decoder)  # type: ignore[misc]
+            self._restart()
 
 
 def plain_items(codec: ByteTable | WholeText, values: Any) -> list[Item]:

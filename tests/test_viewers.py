@@ -1,0 +1,689 @@
+"""What a person sees in the terminal, and what a trace must never do to it."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from trackway.trace.model import Span, Status, Summary, ToolCall, Trajectory, TrajectoryKey, Turn
+from trackway.viewers.terminal import replay, table
+from trackway.viewers.text import cut, fold, visible
+
+START = 1_767_605_400_000_000_000  # 2026-01-05 09:30:00 UTC
+MS = 1_000_000
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def printed(view: RenderableType, width: int = 80, encoding: str = "utf-8", color: bool = False) -> str:
+    """What reaches a stream of this encoding; strict, so that what cannot be encoded raises."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
+    Console(file=stream, width=width, force_terminal=color, color_system="standard" if color else None).print(
+        view
+    )
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def lines(view: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
+    return "\n".join(line.rstrip() for line in printed(view, width, encoding).splitlines())
+
+
+def span(
+    span_id: str, kind: Any = "llm", status: Status = "ok", error: str | None = None, **more: Any
+) -> Span:
+    facts: dict[str, Any] = {"name": kind, "parent_id": "root", "start_ns": START, "end_ns": START + 9 * MS}
+    return Span(kind=kind, trace_id=TRACE, span_id=span_id, status=status, error=error, **{**facts, **more})
+
+
+def episode(**changes: Any) -> Trajectory:
+    """A rollout with two generations, a tool that fails, one that answers, and a new policy on the way."""
+    adding = ToolCall(
+        "calculator",
+        {"expression": "17*23"},
+        result="391",
+        start_ns=START + 1350 * MS,
+        end_ns=START + 1350 * MS + 80_000,
+        span_id="call1",
+    )
+    program = ToolCall(
+        "python",
+        {"code": "total = 17 * 23\nprint(total / 0)", "timeout_s": 10},
+        error="ZeroDivisionError: division by zero",
+        start_ns=START + 1351 * MS,
+        end_ns=START + 1409 * MS,
+        span_id="call2",
+    )
+    turns = (
+        Turn(0, "system", "Use the calculator.", token_ids=(1,) * 9),
+        Turn(1, "user", "What is 17 times 23?", token_ids=(2,) * 12),
+        Turn(
+            2,
+            "assistant",
+            "<tool>17*23</tool>",
+            token_ids=(3,) * 11,
+            mask=(1,) * 11,
+            tool_calls=(adding, program),
+            finish_reason="tool_calls",
+            policy_version=4,
+            start_ns=START + 10 * MS,
+            end_ns=START + 1350 * MS,
+            span_id="gen1",
+        ),
+        Turn(3, "tool", "391", token_ids=(4,) * 14, mask=(0,) * 14, name="calculator", span_id="call1"),
+        Turn(
+            4,
+            "assistant",
+            "Answer: 391",
+            token_ids=(5,) * 7,
+            mask=(1,) * 6 + (0,),
+            finish_reason="stop",
+            policy_version=5,
+            start_ns=START + 1500 * MS,
+            end_ns=START + 2000 * MS,
+            span_id="gen2",
+        ),
+    )
+    facts: dict[str, Any] = {
+        "key": TrajectoryKey(1, 17, 2),
+        "trace_id": TRACE,
+        "status": "ok",
+        "error": None,
+        "start_ns": START,
+        "end_ns": START + 2010 * MS,
+        "spans": (
+            span("root", "rollout", parent_id=None),
+            span("gen1"),
+            span("call1", "tool"),
+            span("call2", "tool", "error", "ZeroDivisionError: division by zero"),
+            span("gen2"),
+        ),
+        "turns": turns,
+        "rewards": {"correct": 1.0, "format": 0.1},
+        "annotations": {"gold": 391},
+        "policy_versions": (4, 5),
+        "project": "demo",
+        "experiment": "calculator",
+        "notes": ("the tokenizer raised once; its token ids are kept",),
+    }
+    return Trajectory(**{**facts, **changes})
+
+
+def said(text: str, **changes: Any) -> Trajectory:
+    """A rollout in which the model says one text."""
+    return episode(turns=(Turn(0, "assistant", text, **changes),), notes=())
+
+
+# --- text ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J", r"\x1b[2J"),
+        ("\x1b]52;c;aGk=\x07", r"\x1b]52;c;aGk=\x07"),
+        ("\x9b2J", r"\x9b2J"),
+        ("good\rEVIL", r"good\rEVIL"),
+        ("ab\b\b\x7f\x00", r"ab\x08\x08\x7f\x00"),
+        ("\u202eabc\u2066d\u2069\u200e\u200f", r"\u202eabc\u2066d\u2069\u200e\u200f"),
+        ("a\ud83eb\udc80", r"a\ud83eb\udc80"),
+        ("zero\u200bwidth\ufeff\U000e0041", r"zero\u200bwidth\ufeff\U000e0041"),
+        ("one\u2028line", r"one\u2028line"),
+    ],
+)
+def test_what_steers_or_hides_becomes_an_escape(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a[i] = b[0] [x] [/]", "tab\tand\nline", "你好 😀 👩‍👩‍👧 é", r"a backslash \x1b stays", "é שלום"],
+)
+def test_harmless_text_stays_as_it_is(text: str) -> None:
+    assert visible(text) == text
+
+
+def test_tabs_and_line_breaks_are_escaped_on_request() -> None:
+    assert visible("a\tb\nc\x1b", newlines=False) == r"a\tb\nc\x1b"
+
+
+@given(st.text(st.characters()))
+def test_visible_text_never_steers_a_terminal(text: str) -> None:
+    shown = visible(text)
+    assert not [each for each in shown if unicodedata.category(each) in ("Cc", "Cs") and each not in "\t\n"]
+    assert not [
+        each for each in shown if unicodedata.bidirectional(each) in ("LRE", "RLE", "PDF", "LRO", "RLO")
+    ]
+    assert visible(shown) == shown
+    shown.encode()
+
+
+@given(st.text("ab \n你é\u0301😀\u200d-", max_size=120), st.integers(2, 12))
+def test_folding_loses_nothing_and_fits(text: str, width: int) -> None:
+    folded = list(fold(text, width))
+    assert "".join(folded) == text.replace("\n", "")
+    assert all(cell_len(line) <= width for line in folded)
+
+
+def test_folding_breaks_between_words_and_keeps_indentation() -> None:
+    assert list(fold("the quick brown fox", 10)) == ["the quick ", "brown fox"]
+    assert list(fold("    " + "x" * 12, 10)) == ["    xxxxxx", "xxxxxx"]
+
+
+def test_folding_does_not_part_a_mark_or_a_joined_emoji_from_its_base() -> None:
+    family = "\U0001f469\u200d\U0001f467"
+    for text in ("abcde\u0301fg", f"abcd{family}fg"):
+        for line in fold(text, 5):
+            assert unicodedata.combining(line[0]) == 0
+            assert ("\u200d" in line) == (family in line)
+
+
+@given(st.text("ab \n\u0301", max_size=300), st.integers(10, 100))
+def test_a_cut_keeps_both_ends_and_counts_the_rest(text: str, limit: int) -> None:
+    head, hidden, tail = cut(text, limit)
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert len(head) + hidden + len(tail) == len(text)
+    if hidden:
+        assert len(head) + len(tail) <= limit
+
+
+def test_a_cut_falls_between_words() -> None:
+    head, hidden, tail = cut("some words " * 100, 90)
+    assert head.endswith("words ") or head.endswith("some ")
+    assert tail.startswith(("words ", "some "))
+    assert hidden > 1000
+
+
+def test_a_text_of_very_many_lines_is_cut_too() -> None:
+    head, hidden, tail = cut("\n" * 1000, 2000)
+    assert hidden > 900
+    assert head.count("\n") + tail.count("\n") <= 50
+
+
+# --- replay -------------------------------------------------------------------------------------------------
+
+
+def test_replay_at_80_columns() -> None:
+    assert lines(replay(episode())) == (
+        """\
+1/17/2  ok                                                            reward 1.1
+────────────────────────────────────────────────────────────────────────────────
+rollout     step 1 · sample 17 · rollout 2 · training
+policy      4 → 5
+rewards     correct 1 · format 0.1
+time        2026-01-05 09:30:00 UTC · 2.01 s
+turns       5 turns · 2 generations · 2 tool calls · 1 error
+tokens      21 prompt · 32 response (18 generated)
+experiment  demo / calculator
+trace       4bf92f3577b34da6a3ce929d0e0e4736
+noted       gold = 391
+warning     the tokenizer raised once; its token ids are kept
+────────────────────────────────────────────────────────────────────────────────
+
+0 system    │ Use the calculator.
+            ╰ 9 tokens
+
+1 user      │ What is 17 times 23?
+            ╰ 12 tokens
+
+2 assistant │ <tool>17*23</tool>
+            ├ calculator(expression="17*23")  0.1 ms
+            │   → turn 3
+            ├ python  58 ms
+            │   code       total = 17 * 23
+            │              print(total / 0)
+            │   timeout_s  10
+            │   ERROR ZeroDivisionError: division by zero
+            ╰ 1.34 s · 11 tokens · tool_calls · policy 4
+
+3 tool      │ 391
+            ╰ calculator · 14 tokens
+
+4 assistant │ Answer: 391
+            ╰ 500 ms · 7 tokens (6 trained) · stop · policy 5"""
+    )
+
+
+def test_replay_where_only_ascii_can_be_printed() -> None:
+    trajectory = said("你好 😀", tool_calls=(ToolCall("f", {"x": "é"}, result="ö"),))
+    shown = lines(replay(trajectory), encoding="ascii").split("\n\n")[1]
+    assert shown == (
+        r"""0 assistant | \u4f60\u597d \U0001f600
+            + f(x="\xe9")
+            |   -> \xf6"""
+    )
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_no_line_is_wider_than_the_terminal(width: int, encoding: str) -> None:
+    trajectory = episode(
+        turns=(
+            Turn(
+                0,
+                "assistant",
+                "word " * 100 + "你好😀" * 50,
+                tool_calls=(ToolCall("t" * 300, {"a" * 99: "b" * 500}),),
+            ),
+            Turn(1, "tool", "x" * 300, name="n" * 150, error="e" * 300),
+        ),
+        key=TrajectoryKey(1, "a sample id that is as long as a path/" * 3, 0),
+        error="failure " * 40,
+    )
+    for full in (False, True):
+        for line in printed(replay(trajectory, full=full), width, encoding).splitlines():
+            assert cell_len(line) <= width
+
+
+def test_colour_never_carries_the_meaning_alone() -> None:
+    trajectory = episode(status="error", error="RuntimeError: out of memory")
+    plain = printed(replay(trajectory))
+    assert "\x1b" not in plain
+    assert plain.startswith("1/17/2  ERROR")
+    assert "error       RuntimeError: out of memory" in plain
+    coloured = printed(replay(trajectory), color=True)
+    assert "\x1b[1;31mERROR" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [("ok", "ok"), ("error", "ERROR"), ("died", "DIED"), ("cancelled", "cancelled"), ("running", "running")],
+)
+def test_each_status_has_a_word(status: Status, word: str) -> None:
+    assert lines(replay(episode(status=status))).splitlines()[0].split()[1] == word
+
+
+def test_a_rollout_that_is_still_open_says_so() -> None:
+    assert "2026-01-05 09:30:00 UTC · still open" in lines(replay(episode(status="running", end_ns=None)))
+
+
+def test_a_rollout_nobody_named_is_known_by_its_trace_id() -> None:
+    shown = lines(replay(episode(key=None)))
+    assert shown.startswith(f"{TRACE}  ok")
+    assert "no trajectory(...) named it" in shown
+
+
+def test_validation_and_attempt_are_in_the_header() -> None:
+    shown = lines(replay(episode(key=TrajectoryKey(3, "task/7", 1, validate=True, attempt=2))))
+    assert shown.startswith("val/3/task%2F7/1@2  ok")
+    assert "step 3 · sample task/7 · rollout 1 · attempt 2 · validation" in shown
+
+
+def test_rewards_that_are_no_plain_numbers_are_shown() -> None:
+    shown = lines(replay(episode(rewards={"accuracy": float("nan"), "verdict": "refused"})))
+    assert "accuracy nan · verdict refused" in shown
+    assert "reward nan" in shown.splitlines()[0]
+
+
+def test_a_rollout_without_generations_says_so_and_shows_what_the_root_got_and_gave() -> None:
+    root = span("root", "rollout", parent_id=None, inputs={"prompt": "Hi", "n": 2}, outputs="two\nlines")
+    shown = lines(replay(episode(turns=(), spans=(root,), notes=()))).split("\n\n", 1)[1]
+    assert shown == (
+        """\
+no generation was recorded inside this rollout
+
+inputs      │ {
+            │   "prompt": "Hi",
+            │   "n": 2
+            │ }
+
+outputs     │ two
+            │ lines"""
+    )
+
+
+def test_tool_turns_alone_are_shown_and_the_lack_of_generations_too() -> None:
+    call = ToolCall("search", {"q": "x"}, result="nothing", span_id="t")
+    turns = (Turn(0, "tool", "nothing", name="search", tool_calls=(call,), span_id="t"),)
+    shown = lines(replay(episode(turns=turns)))
+    assert "no generation was recorded inside this rollout" in shown
+    assert shown.count("nothing") == 1
+    assert 'search(q="x")' in shown
+
+
+def test_a_failed_call_without_a_turn_is_still_shown() -> None:
+    spans = (*episode().spans, span("x", "other", "error", "Timeout: no answer", name="fetch [page]"))
+    shown = lines(replay(episode(spans=spans)))
+    assert "2 errors" in shown
+    assert shown.endswith("errors of other calls\nERROR fetch [page]: Timeout: no answer")
+    assert shown.count("ZeroDivisionError") == 1
+
+
+def test_a_tool_error_that_its_own_turn_tells_is_told_once() -> None:
+    call = ToolCall("f", {}, error="ValueError: no", span_id="t")
+    turns = (
+        Turn(0, "assistant", "go", tool_calls=(call,)),
+        Turn(1, "tool", "", name="f", error="ValueError: no", span_id="t"),
+    )
+    shown = lines(replay(episode(turns=turns)))
+    assert shown.count("ValueError") == 1
+    assert "→ ERROR, turn 1" in shown
+
+
+def test_results_are_matched_to_the_turn_that_repeats_them_as_whole_words() -> None:
+    def shown(reply: str) -> str:
+        call = ToolCall("f", result="4")
+        return lines(
+            replay(episode(turns=(Turn(0, "assistant", "x", tool_calls=(call,)), Turn(1, "tool", reply))))
+        )
+
+    assert "→ turn 1" in shown("<|im_start|>tool\n4<|im_end|>")
+    assert "→ 4" in shown("24 is the number")
+
+
+def test_every_turn_and_every_call_stands_once_and_in_order_when_the_context_was_trimmed() -> None:
+    turns = []
+    for number in range(6):
+        calls = tuple(
+            ToolCall(
+                "look",
+                {"at": f"place-{number}-{each}"},
+                result=f"view-{number}-{each}",
+                span_id=f"{number}-{each}",
+            )
+            for each in range(2)
+        )
+        kept = (7,) * (
+            10 if number < 3 else 2
+        )  # from the fourth turn on the prompt no longer holds the first ones
+        turns.append(
+            Turn(
+                3 * number,
+                "assistant",
+                f"thought-{number}",
+                prompt_ids=kept,
+                tool_calls=calls,
+                policy_version=1,
+            )
+        )
+        turns += [
+            Turn(3 * number + 1 + each, "tool", call.result or "", name="look", span_id=call.span_id)
+            for each, call in enumerate(calls)
+        ]
+    shown = lines(replay(episode(turns=tuple(turns), policy_versions=(1,))))
+    found = re.findall(r"thought-\d|place-\d-\d|view-\d-\d", shown)
+    expected = []
+    for number in range(6):
+        expected.append(f"thought-{number}")
+        expected += [f"place-{number}-0", f"place-{number}-1", f"view-{number}-0", f"view-{number}-1"]
+    assert found == expected
+    assert shown.count("policy 1") == 1
+
+
+def test_one_turn_alone() -> None:
+    shown = lines(replay(episode(), turn=4))
+    assert shown.split("\n\n")[1].startswith("4 assistant │ Answer: 391")
+    assert "system" not in shown
+
+
+def test_a_turn_that_does_not_exist_names_those_that_do() -> None:
+    with pytest.raises(LookupError, match=r"1/17/2 has no turn 9; its turns are 0 to 4"):
+        replay(episode(), turn=9)
+    with pytest.raises(LookupError, match="it has no turns"):
+        replay(episode(turns=()), turn=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (None, "f()"),
+        ({}, "f()"),
+        ("{bad", "f({bad)"),
+        ([1, None], "f([1, null])"),
+        ({"x": None, "y": [True, {"z": 1.5}]}, 'f(x=null, y=[true, {"z": 1.5}])'),
+        ({"x": object()}, 'f(x="<object>")'),
+        ({1: "int key"}, 'f(1="int key")'),
+        ({"q": "你好"}, 'f(q="你好")'),
+    ],
+)
+def test_arguments_of_every_shape(arguments: Any, shown: str) -> None:
+    assert f"├ {shown}\n" in lines(replay(said("", tool_calls=(ToolCall("f", arguments, result="r"),))))
+
+
+def test_arguments_too_deep_or_circular_get_a_typed_placeholder() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    circular: dict[str, Any] = {}
+    circular["self"] = circular
+    shown = lines(replay(said("", tool_calls=(ToolCall("f", deep), ToolCall("g", circular)))))
+    assert "f(<list>)" in shown
+    assert "g(self=<dict>)" in shown
+    while deep:  # freed step by step: the interpreter would recurse
+        deep = deep.pop()
+
+
+def test_unusual_turns_are_shown() -> None:
+    turns: Any = (Turn(0, "ipython", "out"), Turn(1, "assistant", "", token_ids=(1, 2)))  # type: ignore[arg-type]
+    shown = lines(replay(episode(turns=turns)))
+    assert "0 ipython   │ out" in shown
+    assert "1 assistant ╰ no text was recorded\n            ╰ 2 tokens" in shown
+
+
+# --- a hostile trace ----------------------------------------------------------------------------------------
+
+MARKUP = [
+    "[/]",
+    "x [/INST]",
+    "[/usr/bin]",
+    "[bold",
+    "[red]",
+    "a[i] = b[0] [x]",
+    "[link=http://e]c[/link]",
+    ":smile:",
+]
+CONTROL = [
+    "\x1b[2J",
+    "\x1b]52;c;aGk=\x07",
+    "\x1b]8;;http://e\x1b\\x\x1b]8;;\x1b\\",
+    "\x9b2J",
+    "good\rEVIL",
+    "a\b\b\v\f",
+    "\u202etxet",
+    "a\ud83eb",
+    "\x00\x7f",
+    "\x1b[31mred\x1b[0m",
+]
+
+
+def filled(text: str) -> Trajectory:
+    """A trajectory that holds ``text`` everywhere where a trace can hold text, marked with a number each."""
+    number = iter(range(100))
+
+    def mark() -> str:
+        return f"<{next(number)}{text}>"
+
+    call = ToolCall(mark(), {mark(): mark(), "lines": f"{mark()}\n{mark()}"}, result=mark(), error=mark())
+    odd = ToolCall(mark(), mark(), result=mark())
+    turns = (
+        Turn(0, "user", mark(), error=mark()),
+        Turn(1, "assistant", mark(), tool_calls=(call, odd), finish_reason=mark(), policy_version=mark()),
+        Turn(2, "tool", mark(), name=mark()),
+    )
+    return episode(
+        key=TrajectoryKey(1, mark(), 0),
+        error=mark(),
+        status="error",
+        spans=(span("root", parent_id=None), span("a", "other", "error", mark(), name=mark())),
+        turns=turns,
+        rewards={mark(): mark()},
+        annotations={mark(): mark()},
+        policy_versions=(mark(),),
+        project=mark(),
+        experiment=mark(),
+        run_id=mark(),
+        notes=(mark(),),
+    )
+
+
+def read_back(shown: str) -> str:
+    """Undo the layout: the gutter, line breaks and spaces are gone."""
+    return re.sub(r"\s|(?m:^.{12}[│├╰])", "", shown)
+
+
+@pytest.mark.parametrize("text", MARKUP)
+def test_markup_is_shown_as_it_is_everywhere(text: str) -> None:
+    shown = read_back(printed(replay(filled(text)), width=400))
+    bare = text.replace(" ", "")
+    assert [number for number in range(28) if f"<{number}{bare}>" not in shown] == []
+
+
+@pytest.mark.parametrize("text", CONTROL)
+@pytest.mark.parametrize("color", [False, True])
+def test_no_control_character_reaches_the_terminal(text: str, color: bool) -> None:
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", printed(replay(filled(text)), width=400, color=color))
+    assert not [each for each in shown if unicodedata.category(each) in ("Cc", "Cs") and each != "\n"]
+    assert "\u202e" not in shown
+    shown = read_back(shown)
+    escaped = visible(text)
+    in_json = escaped.replace("\\x1b", "\\u001b")
+    assert [number for number in range(28) if f"<{number}{escaped}>" not in shown] == [] or in_json in shown
+
+
+def test_a_text_cannot_pose_as_a_tool_call_or_as_a_fact() -> None:
+    shown = lines(replay(said("hello\n├ transfer(amount=1)\n╰ 3 tokens", finish_reason="stop")))
+    assert "│ ├ transfer(amount=1)\n" in shown
+    assert "│ ╰ 3 tokens\n" in shown
+    assert "\n            ╰ stop" in shown
+
+
+@pytest.mark.parametrize("text", ["a\ud83eb", "😀你"])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_text_that_cannot_be_encoded_is_replaced(text: str, encoding: str) -> None:
+    shown = printed(replay(filled(text)), encoding=encoding)
+    assert "\\ud83e" in shown or "😀你" in shown or r"\U0001f600\u4f60" in shown
+
+
+# --- size ---------------------------------------------------------------------------------------------------
+
+
+def test_a_long_text_is_cut_before_it_is_laid_out() -> None:
+    def size(length: int) -> int:
+        text = "x" * length
+        call = ToolCall(text, {text: text}, result=text, error=text)
+        view = replay(
+            episode(turns=(Turn(0, "assistant", text, tool_calls=(call,), error=text),), error=text)
+        )
+        return len(printed(view))
+
+    assert size(2_000_000) < size(20_000) * 1.1 < 40_000
+
+
+def test_a_cut_says_how_much_it_hides_and_how_to_see_it() -> None:
+    text = "a" * 2000 + "b" * 3210
+    shown = lines(replay(said(text), max_chars=2000))
+    hidden = re.search(r"… ([\d,]+) more characters \(--full shows all\)", shown)
+    assert hidden
+    assert int(hidden[1].replace(",", "")) == len(text) - 1999
+    assert hidden[0] not in lines(replay(said(text), full=True))
+    assert read_back(printed(replay(said(text), full=True))).count("b" * 3210) == 1
+
+
+def test_very_many_turns_are_folded_in_the_middle() -> None:
+    turns = tuple(Turn(number, "assistant", f"turn-{number}.") for number in range(3000))
+    trajectory = episode(turns=turns, spans=episode().spans * 1000)
+    shown = lines(replay(trajectory))
+    assert "turn-0." in shown
+    assert "turn-2999." in shown
+    assert "… 2,800 more turns (--full shows all, --turn N shows one)" in shown
+    assert len(re.findall(r"turn-\d+\.", shown)) == 200
+    assert len(shown) < 40_000
+    assert "turn-1500." in lines(replay(trajectory, turn=1500))
+
+
+def test_full_shows_every_turn_and_call() -> None:
+    calls = tuple(ToolCall("f", {"n": number}, result="r") for number in range(120))
+    turns = (Turn(0, "assistant", "x", tool_calls=calls), *(Turn(n, "user", f"u{n}.") for n in range(1, 300)))
+    assert "… 70 more tool calls (--full shows all)" in lines(replay(episode(turns=turns)))
+    whole = lines(replay(episode(turns=turns), full=True))
+    assert len(re.findall(r"f\(n=\d+\)", whole)) == 120
+    assert len(re.findall(r"u\d+\.", whole)) == 299
+    assert "more" not in whole
+
+
+# --- table --------------------------------------------------------------------------------------------------
+
+
+def summary(
+    key: TrajectoryKey | None, status: Status = "ok", reward: float | None = 1.0, **changes: Any
+) -> Summary:
+    facts: dict[str, Any] = {
+        "key": key,
+        "trace_id": TRACE,
+        "status": status,
+        "step": key and key.step,
+        "sample_index": key and key.sample_index,
+        "rollout_n": key.rollout_n if key else 0,
+        "attempt": 0,
+        "validate": bool(key and key.validate),
+        "reward": reward,
+        "rewards": {},
+        "turns": 5,
+        "generations": 2,
+        "tool_calls": 1,
+        "tokens": 1204,
+        "errors": 0,
+        "spans": 4,
+        "start_ns": START,
+        "end_ns": START + 5470 * MS,
+        "policy_version": 1,
+        "experiment": "e",
+    }
+    return Summary(**{**facts, **changes})
+
+
+def test_table_at_80_columns() -> None:
+    rows = [
+        summary(TrajectoryKey(1, 17, 0), reward=1.1),
+        summary(TrajectoryKey(1, 17, 1), "error", 0.0, errors=2, turns=12, end_ns=START + 67_000 * MS),
+        summary(TrajectoryKey(1, 18, 0), "running", None, end_ns=None, tokens=98),
+        summary(TrajectoryKey(1, "a", 0, validate=True), "died", float("nan"), end_ns=START + 4 * MS),
+    ]
+    assert lines(table(rows)) == (
+        """\
+key        status   reward  turns  tools  tokens  errors     time        started
+────────────────────────────────────────────────────────────────────────────────
+1/17/0     ok        1.100      5      1   1,204       0   5.47 s    01-05 09:30
+1/17/1     ERROR     0.000     12      1   1,204       2   1m 07s    01-05 09:30
+1/18/0     running       -      5      1      98       0        -    01-05 09:30
+val/1/a/0  DIED        nan      5      1   1,204       0   4.0 ms    01-05 09:30
+4 trajectories, 2 failed, mean reward 0.55"""
+    )
+
+
+def test_a_long_key_is_whole_also_at_80_columns() -> None:
+    key = TrajectoryKey(1, "django__django-11099", 0)
+    shown = lines(table([summary(key), summary(None)]))
+    column = "".join(line[:9].strip() for line in shown.splitlines())
+    assert str(key) in column
+    assert TRACE in column
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_a_table_where_only_ascii_can_be_printed() -> None:
+    assert printed(table([summary(TrajectoryKey(1, "ö😀", 0))]), encoding="ascii").isascii()
+
+
+def test_an_empty_table_is_a_table() -> None:
+    assert "0 trajectories" in lines(table([]))
