@@ -43,7 +43,7 @@ class Adapter:
         pad, eos = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
         if pad is None:
             pad = (getattr(self._backend, "padding", None) or {}).get("pad_id")
-        names = {id_: str(self.token(id_) or "") for id_ in self.special}
+        names = {id_: self._name(id_) for id_ in self.special}
         self.fillers = frozenset(
             id_
             for id_ in {pad, eos, *(i for i, name in names.items() if _MAY_PAD.search(name))}
@@ -82,30 +82,38 @@ class Adapter:
         return token if isinstance(token, (str, bytes)) else None
 
     def tokens(self) -> dict[int, str | bytes]:
-        """Give the whole vocabulary."""
-        if self._backend is not None:
-            ids = set(self._backend.get_vocab(with_added_tokens=True).values())
-        else:
-            ids = set(range(self._size() or 0))
-        return {id_: token for id_ in sorted(ids) if (token := self.token(id_)) is not None}
+        """Give the vocabulary; ids beyond its size may be missing, ``token`` knows them."""
+        size = self._size() or 0
+        ids = range(max(size, max(self.special, default=-1) + 1))
+        token = self.token if self._backend is None else self._backend.id_to_token
+        return {id_: text for id_, text in zip(ids, map(token, ids), strict=True) if text is not None}
 
-    def schemes(self) -> tuple[Scheme, ...]:
-        """Give the ways to put tokens together that are worth trying with this tokenizer."""
+    def scheme(self) -> Scheme | None:
+        """Give the way in which this tokenizer most likely puts tokens together; None when no table can do it."""
         if self._backend is None:
-            # Nothing is said about how a tokenizer in Python joins its tokens; many are byte-level.
-            return (Scheme(byte_level=True),) if hasattr(self._tokenizer, "convert_ids_to_tokens") else ()
+            return self._python_scheme()
         decoder = getattr(self._backend, "decoder", None)
-        if decoder is None:
-            return ()
-        scheme = _scheme(json.loads(decoder.__getstate__()))
-        return (scheme,) if scheme else ()
+        return None if decoder is None else _scheme(json.loads(decoder.__getstate__()))
+
+    def _python_scheme(self) -> Scheme | None:
+        """A tokenizer in Python does not say how it joins tokens; those of a byte-level one show it."""
+        size = self._size() or 0
+        some = [self.token(id_) for id_ in range(0, size, max(1, size // 200))]
+        byte_level = any(isinstance(token, bytes) or (token and "Ġ" in token) for token in some)
+        return Scheme(byte_level=True) if byte_level else None
+
+    def _name(self, id_: int) -> str:
+        try:
+            return str(self.token(id_) or "")
+        except Exception:
+            return ""  # decoding will meet the error, and tell
 
     def _size(self) -> int | None:
-        for size in (getattr(self._tokenizer, "__len__", None), getattr(self._tokenizer, "vocab_size", None)):
-            value = size() if callable(size) else size
-            if type(value) is int:
-                return value
-        return None
+        if self._backend is not None:
+            return int(self._backend.get_vocab_size(with_added_tokens=True))
+        size = getattr(self._tokenizer, "vocab_size", None)
+        size = len(self._tokenizer) if hasattr(self._tokenizer, "__len__") else size
+        return size if type(size) is int else None
 
     def _special_ids(self) -> frozenset[int]:
         if self._backend is not None and hasattr(self._backend, "get_added_tokens_decoder"):
@@ -132,7 +140,7 @@ class Adapter:
 
 
 def _scheme(state: dict[str, Any]) -> Scheme | None:
-    """Read the ``decoder`` of a ``tokenizer.json``; None when it is not one of those that a table can replace."""
+    """Read the ``decoder`` of a ``tokenizer.json``; None when no table can replace it."""
     if state["type"] == "ByteLevel":
         return Scheme(byte_level=True)
     if state["type"] == "Metaspace":

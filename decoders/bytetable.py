@@ -63,7 +63,7 @@ class ByteTable:
             wire = orjson.dumps(ids)
             if b"-" in wire or b"e" in wire:
                 return None
-            joined = b"".join(itemgetter(*ids)(self._chunks))  # type: ignore[arg-type]
+            joined = b"".join(itemgetter(*ids)(self._chunks))
         except (TypeError, IndexError):
             return None
         if any(run in joined for run in self._runs):
@@ -92,7 +92,7 @@ class ByteTable:
         return "".join(self.pieces(items, continued))
 
     def pieces(self, items: list[Item], continued: bool) -> list[str]:
-        """Give the part of the text that each item adds; a character belongs to the item that completes it."""
+        """Give the part of the text that each item adds; a character is with the item that completes it."""
         pieces: list[str] = []
         run: list[bytes] = []
         for item in items:
@@ -113,21 +113,12 @@ class ByteTable:
     def settled(self, items: list[Item]) -> int:
         """Count the leading items whose text stays as it is, whatever follows."""
         end = len(items)
-        if not self._scheme.byte_level:
+        if self._scheme.byte_level:
+            while end and self._breaks_off(items, end):
+                end -= 1
+        else:
             while end and self._joins(items[end - 1], self._item(items[end - 1])):
                 end -= 1
-            return end
-        tail = b""
-        while end and len(tail) < 4:
-            end -= 1
-            tail = self._item(items[end]) + tail
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        decoder.decode(tail)
-        open_bytes = len(decoder.getstate()[0])
-        end = len(items)
-        while open_bytes > 0:
-            end -= 1
-            open_bytes -= len(self._item(items[end]))
         return end
 
     def begins(self, items: list[Item]) -> bool:
@@ -172,6 +163,16 @@ class ByteTable:
         byte = _BYTE_TOKEN.fullmatch(token) if self._scheme.byte_fallback else None
         return bytes([int(byte[1], 16)]) if byte else token.replace(self._scheme.space, " ").encode()
 
+    def _breaks_off(self, items: list[Item], end: int) -> bool:
+        """Say whether the bytes of the items before ``end`` stop within a character."""
+        tail = b""
+        while end and len(tail) < 4:
+            end -= 1
+            tail = self._item(items[end]) + tail
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(tail)
+        return decoder.getstate()[0] != b""
+
     def _joins(self, item: Item, chunk: bytes) -> bool:
         """Say whether the item's bytes may be a part of a character."""
         if self._scheme.byte_level:
@@ -183,7 +184,7 @@ class ByteTable:
             try:
                 b"".join(run).decode()
             except UnicodeDecodeError:
-                # The byte fallback of the tokenizers library gives up on the whole run, one mark for each byte.
+                # The tokenizers library gives up on the whole run of bytes, with one mark for each.
                 return iter(["\ufffd" if chunk else "" for chunk in run])
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         last = len(run) - 1
@@ -206,8 +207,6 @@ def _is_text(chunk: bytes) -> bool:
 
 def build(adapter: Adapter) -> ByteTable | None:
     """Make a table for the tokenizer, or None when no table gives the tokenizer's own text."""
-    for scheme in adapter.schemes():
-        table = ByteTable(adapter, scheme)
-        if table.agrees():
-            return table
-    return None
+    scheme = adapter.scheme()
+    table = ByteTable(adapter, scheme) if scheme else None
+    return table if table and table.agrees() else None

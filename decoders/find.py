@@ -8,7 +8,7 @@ from typing import Any
 
 
 def find_tokenizer(owner: Any) -> Any:
-    """Give the tokenizer of an object, or None: the object itself, ``.tokenizer``, or ``.processor.tokenizer``.
+    """Give the tokenizer of an object, or None: itself, its ``.tokenizer``, or its ``.processor.tokenizer``.
 
     Only what stands in the instance (its ``__dict__`` or slots) or in its class is looked at; no property and
     no ``__getattr__`` is run. The path or name of a tokenizer counts as one. Nothing is remembered, so that a

@@ -25,19 +25,20 @@ class DecoderError(Exception):
 class HFDecoder:
     """Gives the text of token ids as it was sampled: nothing hidden, nothing cleaned up, no exception.
 
-    What has no text is marked: ``⟨153058⟩`` for an id beyond the vocabulary, ``⟨-100 ×512⟩`` for a run of one,
-    ``⟨<pad> ×1,024⟩`` for four or more padding tokens in a row (where padding may also be the end of the text,
-    the first one after other text stays). Integral floats count as ids; booleans and strings do not.
+    What has no text is marked: ``⟨153058⟩`` for an id beyond the vocabulary, ``⟨-100 ×512⟩`` for a run of
+    one, ``⟨<pad> ×1,024⟩`` for four or more padding tokens in a row (where padding may also be the end of
+    the text, the first one after other text stays). Integral floats count as ids; booleans and strings do
+    not.
 
-    For byte-level tokenizers, and for those of SentencePiece's kind, the text comes from a table of bytes that
-    is made once, compared with the tokenizer on a fixed sample, and not used if they differ: ten times as
-    fast, no lock of the tokenizer, and no threads of the tokenizers library that a later fork would trip over.
-    ``decode`` and ``pieces`` may be called from several threads.
+    For byte-level tokenizers, and for those of SentencePiece's kind, the text comes from a table of bytes
+    that is made once, compared with the tokenizer on a fixed sample, and not used if they differ. It is
+    about ten times as fast, and starts no threads of the tokenizers library that a later fork would trip
+    over. ``decode`` and ``pieces`` may be called from several threads.
 
     Args:
-        tokenizer: fast or slow tokenizer, ``tokenizers.Tokenizer``, processor with ``.tokenizer``, or the path
-            of a ``tokenizer.json`` or of a model's folder, or a name in the local Hugging Face cache. Paths and
-            names are loaded at first use, once, and never from the network.
+        tokenizer: fast or slow tokenizer, ``tokenizers.Tokenizer``, processor with ``.tokenizer``, the path
+            of a ``tokenizer.json`` or of a model's folder, or a name in the local Hugging Face cache. Paths
+            and names are loaded at first use, once, and never from the network.
         skip_special_tokens: leave special tokens out of the text.
 
     Raises:
@@ -62,7 +63,7 @@ class HFDecoder:
         self.codec()
 
     def decode(self, ids: Any, *, continued: bool = False) -> str:
-        """Give the text of ids. Never raises: failure gives ``⟨decode failed: …⟩`` and one warning of its kind.
+        """Give the text of ids. Never raises: failure gives ``⟨decode failed: …⟩``, and one warning a kind.
 
         Args:
             ids: list, tuple, range, numpy array or torch tensor of shape (n,) or (1, n), or any iterable.
@@ -156,10 +157,10 @@ class HFDecoder:
 
 
 class Stream:
-    """Decodes one sequence bit by bit: what ``feed`` and the final ``flush`` give is, joined, the decoded text.
+    """Decodes one sequence bit by bit; what ``feed`` and the last ``flush`` give makes the decoded text.
 
-    Held back are characters that are not complete and runs that may go on. With a tokenizer whose text no table
-    gives, all is held back until ``flush``, since any token might still change the text before it.
+    Held back are characters that are not complete and runs that may go on. With a tokenizer whose text no
+    table gives, all is held back until ``flush``, since any token might still change the text before it.
     """
 
     def __init__(self, decoder: HFDecoder) -> None:
@@ -252,13 +253,14 @@ def _load(source: str) -> Any:
         return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except ImportError as error:
         raise DecoderError(
-            f"the tokenizer {source!r} needs a package that is not there: pip install 'trackway[hf]' ({_short(error, 200)})"
+            f"the tokenizer {source!r} needs a package that is not there: pip install 'trackway[hf]' "
+            f"({_short(error, 200)})"
         ) from error
     except Exception as error:
         raise DecoderError(
-            f"no tokenizer {source!r}: it is neither a tokenizer.json, nor a folder with one, nor a name in the "
-            "local Hugging Face cache, and nothing is downloaded here. Download it first, or give the tokenizer "
-            f"itself ({_short(error, 200)})"
+            f"no tokenizer {source!r}: it is neither a tokenizer.json, nor a folder with one, nor a name in "
+            "the local Hugging Face cache, and nothing is downloaded here. Download it first, or give the "
+            f"tokenizer itself ({_short(error, 200)})"
         ) from error
 
 

@@ -8,9 +8,11 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -62,6 +64,7 @@ def test_names_that_look_alike_are_told_apart():
         ((1, 23),),
         (1, 23, None),
     ]
+    names += [("a", "b"), ("ab",), ("asb",), ("as1:b",), ("ai1",), ("a", 1), ("ai1:1",)]
     assert len({unit_interval(0, *name) for name in names}) == len(names)
     assert unit_interval(0, 1) != unit_interval(1, 1)
 
@@ -181,38 +184,35 @@ def test_a_budget_of_none_records_none():
     assert not worker.decide(None, None, token="t")
 
 
+class Yielding(str):
+    """A sample id that lets other threads run whenever it is looked up."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        time.sleep(0)
+        return super().__hash__()
+
+
 def test_the_budget_holds_under_a_race():
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for attempt in range(100):
-            worker = sampler(max_samples_per_step_per_worker=2, val_max_samples_per_step_per_worker=3)
-            barrier = threading.Barrier(32)
-            kept: list[tuple[bool, int]] = []
+    for _ in range(100):
+        worker = sampler(max_samples_per_step_per_worker=2, val_max_samples_per_step_per_worker=3)
+        barrier = threading.Barrier(32)
 
-            def run(
-                number: int,
-                worker: HeadSampler = worker,
-                barrier: threading.Barrier = barrier,
-                kept: list[tuple[bool, int]] = kept,
-            ) -> None:
-                barrier.wait()
-                # Four rollouts of eight samples, each thread one of these, in training and validation.
-                said = [
-                    (validate, worker.decide(1, number % 8, validate=validate)) for validate in (False, True)
-                ]
-                kept.extend((validate, number % 8) for validate, keep in said if keep)
+        def ask(number: int, worker: HeadSampler = worker, barrier: threading.Barrier = barrier) -> list[Any]:
+            # One of four rollouts of one of eight samples, in training and in validation.
+            sample = Yielding(number % 8)
+            barrier.wait()
+            return [
+                (validate, sample)
+                for validate in (False, True)
+                if worker.decide(1, sample, validate=validate)
+            ]
 
-            threads = [threading.Thread(target=run, args=(number,)) for number in range(32)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            groups = Counter(kept)
-            assert set(groups.values()) == {4}, attempt
-            assert Counter(validate for validate, _ in groups) == {False: 2, True: 3}, attempt
-    finally:
-        sys.setswitchinterval(switch)
+        with ThreadPoolExecutor(32) as pool:
+            groups = Counter(kept for said in pool.map(ask, range(32)) for kept in said)
+        assert set(groups.values()) == {4}
+        assert Counter(validate for validate, _ in groups) == {False: 2, True: 3}
 
 
 @settings(max_examples=200)
@@ -560,7 +560,7 @@ def test_a_uid_is_a_key():
     assert [out["score"] for out in join_scores(rows, {"a": 1.0, "b": 2.0}).rows] == [2.0, 1.0]
     assert [out["acc"] for out in join_scores(rows, [{"uid": "a", "acc": 1.0}]).rows] == [None, 1.0]
     # Scores that know more than the rows still find them.
-    assert join_scores(rows, [{**row(3), "uid": "a", "acc": 1.0}]).rows[1]["acc"] == 1.0
+    assert join_scores(rows, [{**row(3), "uid": "a", "acc": 1.0}]).rows[1] == {**rows[1], "acc": 1.0}
 
 
 def test_a_uid_that_all_rollouts_of_a_prompt_share_is_reported_not_spread():

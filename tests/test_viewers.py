@@ -7,6 +7,7 @@ import re
 import time
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,9 +38,8 @@ def printed(view: RenderableType, width: int = 80, encoding: str = "utf-8", colo
     """What reaches a stream of this encoding; strict, so that what cannot be encoded raises."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
-    Console(file=stream, width=width, force_terminal=color, color_system="standard" if color else None).print(
-        view
-    )
+    system = "standard" if color else None
+    Console(file=stream, width=width, force_terminal=color, color_system=system).print(view)
     stream.flush()
     return raw.getvalue().decode(encoding)
 
@@ -51,7 +51,8 @@ def lines(view: RenderableType, width: int = 80, encoding: str = "utf-8") -> str
 def span(
     span_id: str, kind: Any = "llm", status: Status = "ok", error: str | None = None, **more: Any
 ) -> Span:
-    facts: dict[str, Any] = {"name": kind, "parent_id": "root", "start_ns": START, "end_ns": START + 9 * MS}
+    end = START + 9 * MS
+    facts: dict[str, Any] = {"name": kind, "parent_id": "root", "start_ns": START, "end_ns": end}
     return Span(kind=kind, trace_id=TRACE, span_id=span_id, status=status, error=error, **{**facts, **more})
 
 
@@ -170,9 +171,7 @@ def test_tabs_and_line_breaks_are_escaped_on_request() -> None:
 def test_visible_text_never_steers_a_terminal(text: str) -> None:
     shown = visible(text)
     assert not [each for each in shown if unicodedata.category(each) in ("Cc", "Cs") and each not in "\t\n"]
-    assert not [
-        each for each in shown if unicodedata.bidirectional(each) in ("LRE", "RLE", "PDF", "LRO", "RLO")
-    ]
+    assert not {unicodedata.bidirectional(each) for each in shown} & {"LRE", "RLE", "PDF", "LRO", "RLO"}
     assert visible(shown) == shown
     shown.encode()
 
@@ -209,7 +208,7 @@ def test_a_cut_keeps_both_ends_and_counts_the_rest(text: str, limit: int) -> Non
 
 def test_a_cut_falls_between_words() -> None:
     head, hidden, tail = cut("some words " * 100, 90)
-    assert head.endswith("words ") or head.endswith("some ")
+    assert head.endswith(("words ", "some "))
     assert tail.startswith(("words ", "some "))
     assert hidden > 1000
 
@@ -247,7 +246,7 @@ warning     the tokenizer raised once; its token ids are kept
             ╰ 12 tokens
 
 2 assistant │ <tool>17*23</tool>
-            ├ calculator(expression="17*23")  0.1 ms
+            ├ calculator(expression="17*23")  0.08 ms
             │   → turn 3
             ├ python  58 ms
             │   code       total = 17 * 23
@@ -277,14 +276,10 @@ def test_replay_where_only_ascii_can_be_printed() -> None:
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
 def test_no_line_is_wider_than_the_terminal(width: int, encoding: str) -> None:
+    call = ToolCall("t" * 300, {"a" * 99: "b" * 500})
     trajectory = episode(
         turns=(
-            Turn(
-                0,
-                "assistant",
-                "word " * 100 + "你好😀" * 50,
-                tool_calls=(ToolCall("t" * 300, {"a" * 99: "b" * 500}),),
-            ),
+            Turn(0, "assistant", "word " * 100 + "你好😀" * 50, tool_calls=(call,)),
             Turn(1, "tool", "x" * 300, name="n" * 150, error="e" * 300),
         ),
         key=TrajectoryKey(1, "a sample id that is as long as a path/" * 3, 0),
@@ -384,42 +379,26 @@ def test_a_tool_error_that_its_own_turn_tells_is_told_once() -> None:
 def test_results_are_matched_to_the_turn_that_repeats_them_as_whole_words() -> None:
     def shown(reply: str) -> str:
         call = ToolCall("f", result="4")
-        return lines(
-            replay(episode(turns=(Turn(0, "assistant", "x", tool_calls=(call,)), Turn(1, "tool", reply))))
-        )
+        turns = (Turn(0, "assistant", "x", tool_calls=(call,)), Turn(1, "tool", reply))
+        return lines(replay(episode(turns=turns)))
 
     assert "→ turn 1" in shown("<|im_start|>tool\n4<|im_end|>")
     assert "→ 4" in shown("24 is the number")
 
 
 def test_every_turn_and_every_call_stands_once_and_in_order_when_the_context_was_trimmed() -> None:
-    turns = []
+    turns: list[Turn] = []
     for number in range(6):
+        prompt = (7,) * (10 if number < 3 else 2)  # from the fourth turn on it no longer holds the first ones
         calls = tuple(
-            ToolCall(
-                "look",
-                {"at": f"place-{number}-{each}"},
-                result=f"view-{number}-{each}",
-                span_id=f"{number}-{each}",
-            )
-            for each in range(2)
+            ToolCall("look", {"at": f"place-{name}"}, result=f"view-{name}", span_id=name)
+            for name in (f"{number}-0", f"{number}-1")
         )
-        kept = (7,) * (
-            10 if number < 3 else 2
-        )  # from the fourth turn on the prompt no longer holds the first ones
-        turns.append(
-            Turn(
-                3 * number,
-                "assistant",
-                f"thought-{number}",
-                prompt_ids=kept,
-                tool_calls=calls,
-                policy_version=1,
-            )
-        )
+        thought = Turn(3 * number, "assistant", f"thought-{number}", tool_calls=calls, policy_version=1)
+        turns.append(replace(thought, prompt_ids=prompt))
         turns += [
-            Turn(3 * number + 1 + each, "tool", call.result or "", name="look", span_id=call.span_id)
-            for each, call in enumerate(calls)
+            Turn(3 * number + each, "tool", call.result or "", name="look", span_id=call.span_id)
+            for each, call in enumerate(calls, 1)
         ]
     shown = lines(replay(episode(turns=tuple(turns), policy_versions=(1,))))
     found = re.findall(r"thought-\d|place-\d-\d|view-\d-\d", shown)
@@ -483,16 +462,8 @@ def test_unusual_turns_are_shown() -> None:
 
 # --- a hostile trace ----------------------------------------------------------------------------------------
 
-MARKUP = [
-    "[/]",
-    "x [/INST]",
-    "[/usr/bin]",
-    "[bold",
-    "[red]",
-    "a[i] = b[0] [x]",
-    "[link=http://e]c[/link]",
-    ":smile:",
-]
+MARKUP = ["[/]", "x [/INST]", "[/usr/bin]", "[bold", "[red]", "a[i] = b[0] [x]", "[link=http://e]c[/link]"]
+MARKUP += [":smile:", "[@click=quit]"]
 CONTROL = [
     "\x1b[2J",
     "\x1b]52;c;aGk=\x07",
@@ -539,7 +510,7 @@ def filled(text: str) -> Trajectory:
 
 def read_back(shown: str) -> str:
     """Undo the layout: the gutter, line breaks and spaces are gone."""
-    return re.sub(r"\s|(?m:^.{12}[│├╰])", "", shown)
+    return re.sub(r"(?m:^.{12}[│├╰])|\s", "", shown)
 
 
 @pytest.mark.parametrize("text", MARKUP)
@@ -556,9 +527,7 @@ def test_no_control_character_reaches_the_terminal(text: str, color: bool) -> No
     assert not [each for each in shown if unicodedata.category(each) in ("Cc", "Cs") and each != "\n"]
     assert "\u202e" not in shown
     shown = read_back(shown)
-    escaped = visible(text)
-    in_json = escaped.replace("\\x1b", "\\u001b")
-    assert [number for number in range(28) if f"<{number}{escaped}>" not in shown] == [] or in_json in shown
+    assert [number for number in range(28) if f"<{number}{visible(text)}>" not in shown] == []
 
 
 def test_a_text_cannot_pose_as_a_tool_call_or_as_a_fact() -> None:
@@ -582,10 +551,8 @@ def test_a_long_text_is_cut_before_it_is_laid_out() -> None:
     def size(length: int) -> int:
         text = "x" * length
         call = ToolCall(text, {text: text}, result=text, error=text)
-        view = replay(
-            episode(turns=(Turn(0, "assistant", text, tool_calls=(call,), error=text),), error=text)
-        )
-        return len(printed(view))
+        turns = (Turn(0, "assistant", text, tool_calls=(call,), error=text),)
+        return len(printed(replay(episode(turns=turns, error=text))))
 
     assert size(2_000_000) < size(20_000) * 1.1 < 40_000
 
@@ -662,12 +629,12 @@ def test_table_at_80_columns() -> None:
     ]
     assert lines(table(rows)) == (
         """\
-key        status   reward  turns  tools  tokens  errors     time        started
-────────────────────────────────────────────────────────────────────────────────
-1/17/0     ok        1.100      5      1   1,204       0   5.47 s    01-05 09:30
-1/17/1     ERROR     0.000     12      1   1,204       2   1m 07s    01-05 09:30
-1/18/0     running       -      5      1      98       0        -    01-05 09:30
-val/1/a/0  DIED        nan      5      1   1,204       0   4.0 ms    01-05 09:30
+key        status   reward  turns  tools  tokens  errors    time      started
+─────────────────────────────────────────────────────────────────────────────
+1/17/0     ok        1.100      5      1   1,204       0  5.47 s  01-05 09:30
+1/17/1     ERROR     0.000     12      1   1,204       2  1m 07s  01-05 09:30
+1/18/0     running       -      5      1      98       0       -  01-05 09:30
+val/1/a/0  DIED        nan      5      1   1,204       0  4.0 ms  01-05 09:30
 4 trajectories, 2 failed, mean reward 0.55"""
     )
 
@@ -675,7 +642,8 @@ val/1/a/0  DIED        nan      5      1   1,204       0   4.0 ms    01-05 09:30
 def test_a_long_key_is_whole_also_at_80_columns() -> None:
     key = TrajectoryKey(1, "django__django-11099", 0)
     shown = lines(table([summary(key), summary(None)]))
-    column = "".join(line[:9].strip() for line in shown.splitlines())
+    width = shown.index("status")
+    column = "".join(line[:width].strip() for line in shown.splitlines())
     assert str(key) in column
     assert TRACE in column
     assert all(len(line) <= 80 for line in shown.splitlines())

@@ -76,17 +76,7 @@ def _turn_range(turns: Sequence[Turn]) -> str:
 def table(summaries: Iterable[Summary]) -> Table:
     """One row for each trajectory, for 80 columns and more; a line below counts them."""
     rows = list(summaries)
-    view = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-        border_style=_DIM,
-        header_style="bold",
-        caption=Text(_caption(rows)),
-        caption_style=_DIM,
-        caption_justify="left",
-    )
+    view = _plain_table(caption=Text(_caption(rows)), caption_style=_DIM, caption_justify="left")
     view.add_column("key", overflow="fold", min_width=8)
     view.add_column("status", no_wrap=True)
     for name in ("reward", "turns", "tools", "tokens", "errors", "time"):
@@ -106,6 +96,18 @@ def table(summaries: Iterable[Summary]) -> Table:
             Text(_when(row.start_ns, "%m-%d %H:%M"), _DIM),
         )
     return view
+
+
+def _plain_table(**more: Any) -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        border_style=_DIM,
+        header_style="bold",
+        **more,
+    )
 
 
 def _caption(rows: Sequence[Summary]) -> str:
@@ -130,45 +132,49 @@ def status_view(status: StoreStatus, path: str = "") -> RenderableType:
     grid.add_column(overflow="fold")
     if path:
         grid.add_row(Text("store"), Text(visible(path, newlines=False)))
-    held = f"{_count(status.trajectories, 'trajectory', 'trajectories')}, {status.in_flight:,} in flight"
-    grid.add_row(Text("holds"), Text(f"{held}, {_bytes(status.bytes)}"))
-    writers = f"{status.writers_alive:,} alive, {status.writers_dead:,} ended without closing"
-    grid.add_row(Text("writers"), Text(writers, "yellow" if status.writers_dead else ""))
-    if status.torn_lines:
-        grid.add_row(Text("torn"), Text(f"{_count(status.torn_lines, 'line')} skipped", "yellow"))
-
-    known = status.exported + status.pending + status.dropped
-    counts = (
-        f"{status.recorded:,} recorded = {status.exported:,} exported + {status.pending:,} pending"
-        f" + {status.dropped:,} dropped"
-    )
-    style = "red" if status.recorded != known else "yellow" if status.dropped else ""
-    grid.add_row(Text("spans"), Text(counts, style))
-    if status.recorded != known:
-        grid.add_row(Text(""), Text(f"ERROR {status.recorded - known:,} spans are not accounted for", "red"))
+    held = _count(status.trajectories, "trajectory", "trajectories")
+    grid.add_row(Text("holds"), Text(f"{held}, {status.in_flight:,} running, {_bytes(status.bytes)}"))
+    writers = f"{status.writers_alive:,} recording now, {status.writers_dead:,} ended"
+    grid.add_row(Text("processes"), Text(writers))
+    grid.add_row(Text("spans"), *_balance(status))
     for reason, number in status.dropped_by_reason.items():
         grid.add_row(Text("dropped"), Text(f"{number:,} {visible(reason, newlines=False)}", "yellow"))
+    if status.torn_lines:
+        torn = f"{_count(status.torn_lines, 'line')} that a crash left unreadable"
+        grid.add_row(Text("torn"), Text(torn, "yellow"))
+    if status.troubles:
+        troubles = f"{_count(status.troubles, 'failure')} while recording; the log of the training tells more"
+        grid.add_row(Text("trouble"), Text(troubles, "yellow"))
     if not status.destinations:
-        grid.add_row(Text("sent to"), Text("nowhere: no exporter has run on this store", _DIM))
+        grid.add_row(Text("sent to"), Text("nowhere yet", _DIM))
         return grid
 
-    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, border_style=_DIM, header_style="bold")
+    view = _plain_table()
     view.add_column("sent to", overflow="fold")
-    for name in ("exported", "pending", "failed"):
+    for name in ("exported", "pending", "refused"):
         view.add_column(name, justify="right", no_wrap=True)
     view.add_column("last error", overflow="fold")
     for name, destination in status.destinations.items():
+        error = destination.last_error
         view.add_row(
             Text(visible(name, newlines=False)),
             Text(f"{destination.exported:,}"),
             Text(f"{destination.pending:,}"),
-            Text(f"{destination.failed:,}", "red" if destination.failed else ""),
-            Text(
-                visible(destination.last_error or "-", newlines=False),
-                "red" if destination.last_error else _DIM,
-            ),
+            Text(f"{destination.refused:,}", "red" if destination.refused else ""),
+            Text(visible(error or "-"), "red" if error else _DIM),
         )
     return Group(grid, Text(""), view)
+
+
+def _balance(status: StoreStatus) -> Iterator[Text]:
+    """recorded = exported + pending + dropped, in words."""
+    where = f"{status.exported:,} {'exported' if status.destinations else 'in the journal'}"
+    text = f"{status.recorded:,} recorded = {where} + {status.pending:,} pending + {status.dropped:,} dropped"
+    missing = status.recorded - status.exported - status.pending - status.dropped
+    if missing:
+        yield Text(f"{text}\nERROR {missing:,} are not accounted for", "red")
+    else:
+        yield Text(text, "yellow" if status.dropped else "")
 
 
 @dataclass(frozen=True)
@@ -535,7 +541,8 @@ def _duration(start_ns: int, end_ns: int | None, unknown: str = "-") -> str:
         return unknown
     seconds = (end_ns - start_ns) / 1e9
     if abs(seconds) < 1:
-        return f"{seconds * 1e3:.1f} ms" if abs(seconds) < 0.01 else f"{seconds * 1e3:.0f} ms"
+        digits = 2 if abs(seconds) < 0.001 else 1 if abs(seconds) < 0.01 else 0
+        return f"{seconds * 1e3:.{digits}f} ms"
     if abs(seconds) < 60:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)

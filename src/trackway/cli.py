@@ -10,14 +10,16 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
 if TYPE_CHECKING:
+    import subprocess
+
     from rich.console import RenderableType
 
-    from trackway.trace.model import Summary, Trajectory
+    from trackway.trace.model import Status, Summary, Trajectory
     from trackway.trace.store import Store
 
 app = typer.Typer(
@@ -147,7 +149,7 @@ def list_trajectories(
             sample=_sample(sample),
             rollout=rollout,
             validate=validate,
-            status=status,
+            status=cast("Status | None", status),
             min_reward=min_reward,
             max_reward=max_reward,
             limit=rows,
@@ -230,9 +232,10 @@ def sync(
     from trackway.trace.exporters.sync import run
 
     try:
-        raise typer.Exit(run(_open(store).path, follow=follow))
+        code = run(_open(store).path, follow=follow, say=_say)
     except KeyboardInterrupt:
-        raise typer.Exit(0 if follow else 130) from None
+        code = 0 if follow else 130
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -245,21 +248,23 @@ def ui(
     """Open the trajectories in the MLflow UI."""
     from importlib.util import find_spec
 
-    path = _open(store).path.resolve()
+    path = _open(store).path
     if find_spec("mlflow") is None:
         _fail("the MLflow UI needs the package mlflow: pip install 'trackway[mlflow]'")
     from trackway.trace.exporters.mlflow import tracking_uri
+    from trackway.trace.exporters.sync import load_settings
 
-    uri = tracking_uri(path)
+    uri = tracking_uri(path, load_settings(path).tracking_uri)
     if uri.startswith(("http://", "https://")):
-        _say(f"this store is sent to {uri}; look there\n{_HOW_TO_FILTER}")
-        return
-    _serve(path, uri, host, port, browser=not no_open)
+        _say(f"this store is sent to the MLflow server at {uri.rpartition('@')[2]}")
+        _say(_HOW_TO_FILTER)
+    else:
+        _serve(path, uri, host, port, browser=not no_open)
 
 
 _HOW_TO_FILTER = """\
 in the page:     open the experiment, Traces, then the funnel with Field = Tag, for instance step = 1
-in the address:  add ?tag=step%3D1 after /traces, then &tag=sample_index%3D17, &startTimeLabel=ALL and so on
+in the address:  end it with /traces?tag=step%3D1 (then &tag=sample_index%3D17, &startTimeLabel=ALL)
 in Python:       mlflow.search_traces(filter_string="tags.step = '1'")"""
 
 
@@ -272,23 +277,20 @@ def _serve(path: Path, uri: str, host: str, port: int, *, browser: bool) -> None
         socket.create_server((host, port)).close()
     except OSError as error:
         other = port + 1 if port < 65535 else 5000
-        _fail(f"cannot listen on {host}:{port} ({error.strerror}); try --port {other}")
-    address = f"http://{'localhost' if host in ('0.0.0.0', '127.0.0.1', '::') else host}:{port}"
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
-    command += ["--host", host, "--port", str(port), "--workers", "1"]
-    _say(f"starting the MLflow UI at {address} (Ctrl-C ends it)\n{_HOW_TO_FILTER}")
+        _fail(f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); try --port {other}")
+    _say("starting the MLflow UI; Ctrl-C ends it")
 
     def stop(_number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    # MLflow starts processes of its own. They get a process group, so that all of them end with this one.
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
+    command += ["--host", host, "--port", str(port), "--workers", "1"]
     before = signal.signal(signal.SIGTERM, stop)
+    # MLflow starts processes of its own. They get a process group, so that all of them end with this one;
+    # and what MLflow leaves in its working directory stays inside the store.
     server = subprocess.Popen(command, cwd=path, start_new_session=True)
     try:
-        if browser and _answers(host, port, server):
-            import webbrowser
-
-            webbrowser.open(address)
+        _welcome(server, "127.0.0.1" if host in ("0.0.0.0", "localhost") else host, port, browser)
         code = server.wait()
     except KeyboardInterrupt:
         code = 0
@@ -299,24 +301,48 @@ def _serve(path: Path, uri: str, host: str, port: int, *, browser: bool) -> None
         _fail(f"the MLflow UI ended with exit code {code}")
 
 
-def _answers(host: str, port: int, server: Any) -> bool:
-    """Wait until the server takes connections; False when it ended or needs more than a minute."""
-    import socket
+def _welcome(server: subprocess.Popen[bytes], host: str, port: int, browser: bool) -> None:
+    """Wait until the server answers, then say where the traces of each experiment are."""
     import time
+    import webbrowser
 
-    target = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    for _ in range(300):
+    experiments = None
+    while experiments is None:
         if server.poll() is not None:
-            return False
-        try:
-            socket.create_connection((target, port), timeout=1).close()
-            return True
-        except OSError:
-            time.sleep(0.2)
-    return False
+            return
+        time.sleep(0.2)
+        experiments = _experiments(host, port)
+    address = f"http://{host}:{port}"
+    pages = [f"{address}/#/experiments/{number}/traces" for number in experiments] or [address]
+    _say("\n".join(f"MLflow UI:       {page}" for page in pages))
+    _say(_HOW_TO_FILTER)
+    if browser:
+        webbrowser.open(pages[0])
 
 
-def _end_group(server: Any) -> None:
+def _experiments(host: str, port: int) -> list[str] | None:
+    """Ids of the latest experiments, without MLflow's own empty one; None before the server answers."""
+    import json
+    from http.client import HTTPConnection, HTTPException
+
+    connection = HTTPConnection(host, port, timeout=10)
+    body = json.dumps({"max_results": 5, "order_by": ["last_update_time DESC"]})
+    try:
+        connection.request(
+            "POST", "/api/2.0/mlflow/experiments/search", body, {"Content-Type": "application/json"}
+        )
+        answer = json.loads(connection.getresponse().read())
+        ids = [each["experiment_id"] for each in answer.get("experiments", ())]
+        return [number for number in ids if number != "0"]
+    except (OSError, HTTPException):
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+    finally:
+        connection.close()
+
+
+def _end_group(server: subprocess.Popen[bytes]) -> None:
     import signal
     import subprocess
 

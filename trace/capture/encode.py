@@ -74,6 +74,8 @@ class SpanEncoder:
                 name = part.__name__.strip("_")
                 scope.recorder.trouble(f"could not encode the {name} of a span", error)
                 notes.append(snapshot.clean(f"{name} lost: {type(error).__name__}: {error}"))
+        if scope.parent is None and scope.rollout.dropped:
+            notes.append(f"{scope.rollout.dropped} spans of this rollout were dropped: the queue was full")
         if notes:
             attributes[semconv.NOTES] = notes
         span = self._span(scope, attributes)

@@ -46,6 +46,7 @@ class Rollout:
 
     __slots__ = (
         "annotations",
+        "dropped",
         "experiment",
         "key",
         "policy_version",
@@ -73,6 +74,7 @@ class Rollout:
         self.experiment = experiment
         self.run_id = run_id
         self.sampled = True
+        self.dropped = 0
         self.trace_id = ""
         self.rewards: list[tuple[str, float | str, str | None, int]] = []
         self.annotations: dict[str, Snapshot] = {}

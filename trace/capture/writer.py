@@ -59,6 +59,7 @@ class Writer:
         self.recorded = 0
         self.written = 0
         self.dropped: dict[str, int] = {}
+        self._asked = False
         self._closing = False
         self._closed = False
         self._shown_open = False
@@ -80,17 +81,17 @@ class Writer:
             if self._closed:
                 self._drop("after shutdown")
                 return
-            if (
-                self._queued_bytes + size > self._max_bytes
-                and self._queued_bytes
-                and not self._wait_for_room(size)
-            ):
+            # A root span always finds room: without it the rollout would seem to run for ever.
+            if scope.parent is not None and not self._has_room(size):
                 self._drop("queue full")
+                scope.rollout.dropped += 1
                 return
             self._queued_bytes += size
             self._queue.append((scope, size))
 
-    def _wait_for_room(self, size: int) -> bool:
+    def _has_room(self, size: int) -> bool:
+        if not self._queued_bytes or self._queued_bytes + size <= self._max_bytes:
+            return True
         self._wake.set()
         return self._room.wait_for(lambda: self._queued_bytes + size <= self._max_bytes, self._patience)
 
@@ -101,6 +102,7 @@ class Writer:
         """Wait until everything that was queued when this was called is with the operating system."""
         with self._lock:
             goal = self.recorded
+            self._asked = True
         self._wake.set()
         with self._written:
             return self._written.wait_for(lambda: self._settled() >= goal or self._closed, timeout)
@@ -136,6 +138,9 @@ class Writer:
             try:
                 while self._queue:
                     self._write_batch()
+                if self._asked:
+                    self._asked = False
+                    self._save_counters()
                 if closing or time.monotonic() >= next_look:
                     next_look = time.monotonic() + HOUSEKEEPING
                     self._show_open(0.0 if closing else HOUSEKEEPING)

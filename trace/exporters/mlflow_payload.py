@@ -343,8 +343,8 @@ def _root_content(trajectory: model.Trajectory, chat: Chat) -> tuple[Any, Any]:
     reasons = [turn.finish_reason for turn in trajectory.turns if turn.finish_reason]
     extras = {
         "error": trajectory.error,
-        "reward": trajectory.reward,
-        "rewards": dict(trajectory.rewards) if list(trajectory.rewards) != ["reward"] else None,
+        "reward": _shown(trajectory.reward),
+        "rewards": {name: _shown(value) for name, value in trajectory.rewards.items() if name != "reward"},
         "status": trajectory.status,
         "termination": reasons[-1] if reasons else None,
         "num_turns": len(trajectory.turns) or None,
@@ -352,6 +352,10 @@ def _root_content(trajectory: model.Trajectory, chat: Chat) -> tuple[Any, Any]:
         "notes": list(trajectory.notes),
     }
     return inputs, outputs | {name: value for name, value in extras.items() if value not in (None, {}, [])}
+
+
+def _shown(value: float | str | None) -> float | str | None:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _generation_content(span: model.Span, chat: Chat, limit: int) -> tuple[Any, Any]:

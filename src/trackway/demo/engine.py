@@ -55,8 +55,12 @@ class Engine:
     """
 
     def __init__(self, model: Any) -> None:
+        import torch
+
         self._model = model
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="demo-engine")
+        # One core: torch's threads wait for each other at every layer, so that two of them on two cores
+        # are slower by an order of magnitude as soon as anything else runs (the sync process does).
+        self._thread = ThreadPoolExecutor(1, "demo-engine", initializer=torch.set_num_threads, initargs=(1,))
         self._waiting: asyncio.Queue[_Request] = asyncio.Queue()
         self._server: asyncio.Task[None] | None = None
         self._running: list[_Request] = []
