@@ -89,7 +89,7 @@ class Adapter:
         return {id_: text for id_, text in zip(ids, map(token, ids), strict=True) if text is not None}
 
     def scheme(self) -> Scheme | None:
-        """Give the way in which this tokenizer most likely puts tokens together; None when no table can do it."""
+        """Give the way in which this tokenizer joins tokens, as far as one can tell; None: no table can."""
         if self._backend is None:
             return self._python_scheme()
         decoder = getattr(self._backend, "decoder", None)

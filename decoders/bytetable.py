@@ -5,12 +5,10 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 from typing import Any
 
-import orjson
-
 from .adapter import Adapter, Scheme
+from .gather import Gather
 from .ids import Item
 
 LONG_RUN = 4
@@ -51,20 +49,13 @@ class ByteTable:
             for id_, token in tokens.items()
             if scheme.byte_fallback and isinstance(token, str) and _BYTE_TOKEN.fullmatch(token)
         )
+        self._gather = _gather(chunks)
         self._runs = [chunk * LONG_RUN for id_ in adapter.fillers if (chunk := self._chunk(id_))]
 
     def quick(self, ids: Sequence[Any], continued: bool) -> str | None:
-        """Decode a list of ordinary ids without a loop in Python; None when there is anything else in it.
-
-        Whatever is not an integer, or beyond the table, or a hole in it, raises below; negative integers and
-        booleans, which Python takes as an index, show in the JSON. Both cost less than looking at each id.
-        """
-        try:
-            wire = orjson.dumps(ids)
-            if b"-" in wire or b"e" in wire:
-                return None
-            joined = b"".join(itemgetter(*ids)(self._chunks))
-        except (TypeError, IndexError):
+        """Decode a list of ids that all have text; None when there is anything else in it, or a run."""
+        joined = self._gather.join(ids) if self._gather else None
+        if joined is None:
             return None
         if any(run in joined for run in self._runs):
             return None
@@ -195,6 +186,13 @@ class ByteTable:
             pieces[first] = pieces[first].removeprefix(" ")
         else:
             pieces[first] = pieces[first].replace(" ", "")
+
+
+def _gather(chunks: list[bytes | None]) -> Gather | None:
+    try:
+        return Gather(chunks)
+    except ImportError:  # NumPy comes with transformers, not with tokenizers alone
+        return None
 
 
 def _is_text(chunk: bytes) -> bool:

@@ -238,15 +238,12 @@ def test_of_two_arguments_the_later_one_counts():
     assert (config.log_frequency, config.project) == (2, "b")
 
 
-def test_texts_on_a_command_line_stay_as_typed():
-    config = load(
-        ["experiment=1.10", "run_id=1e10", "project=007", "tokenizer=true", "tracking_uri=http://h:1?a=b"]
-    )
-    assert config.experiment == "1.10"
-    assert config.run_id == "1e10"
-    assert config.project == "007"
-    assert config.tokenizer == "true"
-    assert config.tracking_uri == "http://h:1?a=b"
+@pytest.mark.parametrize("text", ["1.10", "1e10", "007", "true", "http://h:1/?a=b#c", "@x: #3", "[a", "it's"])
+def test_texts_on_a_command_line_stay_as_typed(text):
+    assert load([f"experiment={text}"]).experiment == text
+    assert load([f"trainer.experiment_name='{text}'"]).experiment == text
+    assert load([f'run_id="{text}"', f"+{TRACE}.tokenizer= {text} "]).run_id == text
+    assert load([f"{TRACE}.tokenizer= {text} "]).tokenizer == text
 
 
 def test_yaml_does_not_turn_names_into_something_else(tmp_path):
@@ -340,6 +337,7 @@ def test_variables_that_are_empty_or_no_settings_are_passed_over():
         "MLFLOW_RUN_ID": "",
         "TRACKWAY_STRICT": "1",
         "TRACKWAY_VERL": "0",
+        "TRACKWAY_DEMO_MODEL": "m",
         "X": "1",
     }
     assert load_config(environ=environ) == TraceConfig()
@@ -543,6 +541,7 @@ def test_a_missing_value_is_an_error():
     assert message({"project": "???"}).startswith("project ")
     assert message(OmegaConf.create({"actor_rollout_ref": "???"})).startswith("actor_rollout_ref ")
     assert message(OmegaConf.create({"backend": ["???"]})).startswith("backend ")
+    assert message(OmegaConf.create(["???"])).startswith("config ")
 
 
 def test_an_interpolation_that_leads_nowhere_is_an_error(tmp_path):

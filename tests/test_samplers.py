@@ -195,24 +195,22 @@ class Yielding(str):
 
 
 def test_the_budget_holds_under_a_race():
-    for _ in range(100):
-        worker = sampler(max_samples_per_step_per_worker=2, val_max_samples_per_step_per_worker=3)
-        barrier = threading.Barrier(32)
+    barrier = threading.Barrier(32)
 
-        def ask(number: int, worker: HeadSampler = worker, barrier: threading.Barrier = barrier) -> list[Any]:
-            # One of four rollouts of one of eight samples, in training and in validation.
-            sample = Yielding(number % 8)
-            barrier.wait()
-            return [
-                (validate, sample)
-                for validate in (False, True)
-                if worker.decide(1, sample, validate=validate)
-            ]
+    def ask(worker: HeadSampler, number: int) -> list[Any]:
+        # One of four rollouts of one of eight samples, in training and in validation.
+        sample = Yielding(number % 8)
+        barrier.wait()
+        return [
+            (validate, sample) for validate in (False, True) if worker.decide(1, sample, validate=validate)
+        ]
 
-        with ThreadPoolExecutor(32) as pool:
-            groups = Counter(kept for said in pool.map(ask, range(32)) for kept in said)
-        assert set(groups.values()) == {4}
-        assert Counter(validate for validate, _ in groups) == {False: 2, True: 3}
+    with ThreadPoolExecutor(32) as pool:
+        for _ in range(100):
+            worker = sampler(max_samples_per_step_per_worker=2, val_max_samples_per_step_per_worker=3)
+            groups = Counter(kept for said in pool.map(ask, [worker] * 32, range(32)) for kept in said)
+            assert set(groups.values()) == {4}
+            assert Counter(validate for validate, _ in groups) == {False: 2, True: 3}
 
 
 @settings(max_examples=200)

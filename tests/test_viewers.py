@@ -17,7 +17,8 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from trackway.trace.model import Span, Status, Summary, ToolCall, Trajectory, TrajectoryKey, Turn
-from trackway.viewers.terminal import replay, table
+from trackway.trace.store import Destination, StoreStatus
+from trackway.viewers.terminal import replay, status_view, table
 from trackway.viewers.text import cut, fold, visible
 
 START = 1_767_605_400_000_000_000  # 2026-01-05 09:30:00 UTC
@@ -655,3 +656,73 @@ def test_a_table_where_only_ascii_can_be_printed() -> None:
 
 def test_an_empty_table_is_a_table() -> None:
     assert "0 trajectories" in lines(table([]))
+
+
+# --- the state of a store -----------------------------------------------------------------------------------
+
+
+def test_status_at_80_columns() -> None:
+    status = StoreStatus(
+        recorded=1352,
+        exported=1000,
+        pending=340,
+        dropped=12,
+        trajectories=120,
+        in_flight=3,
+        bytes=1_234_567,
+        torn_lines=1,
+        writers_alive=2,
+        writers_dead=1,
+        troubles=4,
+        dropped_by_reason={"queue full": 12},
+        destinations={
+            "mlflow": Destination(exported=1000, pending=340, refused=0),
+            "otlp": Destination(exported=1300, pending=38, refused=2, last_error="connection refused"),
+        },
+    )
+    assert lines(status_view(status, "/data/run7/trackway-store")) == (
+        """\
+store      /data/run7/trackway-store
+holds      120 trajectories, 3 running, 1.2 MB
+processes  2 recording now, 1 ended
+spans      1,352 recorded = 1,000 exported + 340 pending + 12 dropped
+dropped    12 queue full
+torn       1 line that a crash left unreadable
+trouble    4 failures while recording; the log of the training tells more
+
+sent to  exported  pending  refused  last error
+───────────────────────────────────────────────────────
+mlflow      1,000      340        0  -
+otlp        1,300       38        2  connection refused"""
+    )
+
+
+def test_status_of_a_store_that_is_sent_nowhere() -> None:
+    status = StoreStatus(recorded=7, exported=7, pending=0, dropped=0, trajectories=1)
+    assert lines(status_view(status)) == (
+        """\
+holds      1 trajectory, 0 running, 0 bytes
+processes  0 recording now, 0 ended
+spans      7 recorded = 7 in the journal + 0 pending + 0 dropped
+sent to    nowhere yet"""
+    )
+
+
+def test_status_says_when_the_counts_do_not_add_up() -> None:
+    shown = lines(status_view(StoreStatus(recorded=9, exported=5, pending=1, dropped=1)))
+    assert "ERROR 2 are not accounted for" in shown
+
+
+def test_status_shows_names_and_errors_as_they_are() -> None:
+    status = StoreStatus(
+        recorded=1,
+        exported=1,
+        pending=0,
+        dropped=0,
+        dropped_by_reason={"[red]\x1b[2J": 1},
+        destinations={"[/x]\x9b": Destination(1, 0, 0, "[bold]boom\rbang")},
+    )
+    shown = printed(status_view(status, "/tmp/[/store]\x1b"))
+    for text in (r"[red]\x1b[2J", r"[/x]\x9b", r"[bold]boom\rbang", r"/tmp/[/store]\x1b"):
+        assert text in shown
+    assert "\x1b" not in shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -124,7 +124,8 @@ _HYDRA_GROUPS = (*_SECTIONS, "model_engine")
 """Keys without a dot that choose among verl's config files on its command line."""
 
 _ENVIRON = {"MLFLOW_TRACKING_URI": "tracking_uri", "MLFLOW_RUN_ID": "run_id"}
-_NOT_SETTINGS = ("TRACKWAY_STRICT", "TRACKWAY_VERL")
+_NOT_SETTINGS = ("TRACKWAY_STRICT", "TRACKWAY_VERL", "TRACKWAY_DEMO_MODEL")
+"""Variables of ours that steer something else."""
 
 _Settings = dict[str, tuple[str, Any]]
 """Field -> the key as it was written, and the value."""
@@ -196,7 +197,7 @@ def _read(config: Any) -> _Settings:
     if isinstance(config, Mapping):
         return _read_tree(config)
     if isinstance(config, Sequence) and not isinstance(config, (bytes, bytearray)):
-        return _read_arguments(config)
+        return _read_arguments(_listed(config, "config"))
     raise ConfigError(
         f"config is a {type(config).__name__}; expected a mapping, an OmegaConf object, the path of a "
         "YAML file, or a list of key=value arguments"
@@ -230,7 +231,7 @@ def _read_environ(environ: Mapping[str, str]) -> _Settings:
 
 
 def _read_tree(tree: Mapping[Any, Any]) -> _Settings:
-    keys = _keys(tree, "config")
+    keys = _listed(tree, "config")
     if not any(section in keys for section in _SECTIONS):
         return _named((str(key), key, _value(tree, key, str(key))) for key in keys)
     found: _Settings = {}
@@ -241,7 +242,7 @@ def _read_tree(tree: Mapping[Any, Any]) -> _Settings:
             found[name] = (path, value)
     rollout = _section(_section(tree, "actor_rollout_ref"), "rollout", "actor_rollout_ref.")
     trace = _section(rollout, "trace", "actor_rollout_ref.rollout.")
-    below = [(key, _value(trace, key, f"{_TRACE}.{key}")) for key in _keys(trace, _TRACE)]
+    below = [(key, _value(trace, key, f"{_TRACE}.{key}")) for key in _listed(trace, _TRACE)]
     # verl writes the name of its own class there.
     found |= _named(
         (f"{_TRACE}.{key}", key, value) for key, value in below if key != "_target_" and value is not None
@@ -260,7 +261,8 @@ def _section(tree: Mapping[Any, Any], key: str, above: str = "") -> Mapping[Any,
     return value
 
 
-def _keys(node: Mapping[Any, Any], written: str) -> list[Any]:
+def _listed(node: Collection[Any], written: str) -> list[Any]:
+    """Give the keys of a mapping, the items of a sequence."""
     try:
         return list(node)
     except Exception as error:  # OmegaConf: the node is null, ??? or an interpolation that leads nowhere
@@ -269,7 +271,7 @@ def _keys(node: Mapping[Any, Any], written: str) -> list[Any]:
 
 def _value(node: Mapping[Any, Any], key: Any, written: str) -> Any:
     """Look up one key, None when it is not there; of an OmegaConf tree nothing else is resolved."""
-    if key not in _keys(node, written):
+    if key not in _listed(node, written):
         return None
     try:
         value = node[key]
@@ -330,14 +332,16 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _parse(key: str, text: str) -> Any:
-    """Read the value of one argument as YAML; a text stays as it was typed (``run_id=1e10``)."""
+    """Read the value of one argument as YAML, but a text as it was typed (``run_id=1e10``)."""
+    if _NAMES.get(key.rpartition(".")[2]) in TEXTS:
+        text = text.strip()
+        if text in ("", "~", "null", "Null", "NULL"):
+            return None
+        return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
     try:
-        value = load_yaml(text)
+        return load_yaml(text)
     except ValueError as error:
         raise ConfigError(f"{key}={show(text)} is not a value that YAML can read: {error}") from None
-    if value is None or isinstance(value, str) or _NAMES.get(key.rpartition(".")[2]) not in TEXTS:
-        return value
-    return text.strip()
 
 
 def _read_file(path: Path) -> Mapping[Any, Any]:

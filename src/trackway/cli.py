@@ -47,7 +47,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        app(prog_name="trackway")
     except Exception as error:
         from trackway.trace.config import ConfigError
         from trackway.trace.store import StoreError
@@ -86,7 +86,7 @@ def demo(
     turns: Annotated[int, typer.Option(metavar="N", min=1, help="Generations in a rollout, at most.")] = 3,
     temperature: Annotated[float, typer.Option(metavar="T", min=0.0, help="Sampling temperature.")] = 0.7,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = 2,
-    validation: Annotated[int, typer.Option(metavar="N", min=0, help="Validation rollouts a step.")] = 2,
+    validation: Annotated[int, typer.Option(metavar="N", min=0, help="Validation rollouts at the end.")] = 2,
     model: Annotated[bool, typer.Option("--model/--no-model", help="A real model, or a script.")] = True,
 ) -> None:
     """Record tool-calling rollouts of a small model, and show them."""

@@ -8,18 +8,12 @@ reward by itself: 21. So the first it is.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import logging
-import os
-import urllib.error
-import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -27,9 +21,12 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from ..model import Trajectory
 from .mlflow_chat import clean
 from .mlflow_payload import Reward, TracePayload, payload_of
+from .mlflow_store import check_server, embedded_uri, one_transaction, open_store, public, tracking_uri
 
 if TYPE_CHECKING:
     from ..config import TraceConfig
+
+__all__ = ["MlflowExporter", "tracking_uri"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +50,6 @@ _PASSING = {
     "ENDPOINT_NOT_FOUND",
 }
 """MLflow's error codes that say nothing about the trace; a person may have to help, but nothing is lost."""
-
-_announced: set[str] = set()
 
 
 class MlflowExporter(SpanExporter):
@@ -90,22 +85,34 @@ class MlflowExporter(SpanExporter):
             ConnectionError: MLflow cannot be reached, or cannot write now. Send all of them again later.
             RuntimeError: a person has to act first, for instance restore the experiment. Likewise.
         """
+        try:
+            return self._export(trajectories)
+        except Exception as error:
+            if _is_passing(error) and not isinstance(error, ConnectionError):
+                raise ConnectionError(
+                    f"MLflow at {public(self._uri)} does not take traces now: {_reason(error)}"
+                ) from error
+            raise
+
+    def _export(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
         refused: dict[str, str] = {}
         projects: dict[str, dict[str, TracePayload]] = {}
         for trajectory in trajectories:
             try:
-                payload = payload_of(trajectory)
+                payload = payload_of(trajectory, self._config.experiment)
             except Exception as error:
                 refused[trajectory.trace_id] = _reason(error)
-                continue
-            project = trajectory.project or self._config.project
-            projects.setdefault(project, {})[payload.trace_id] = payload
+            else:
+                project = clean(trajectory.project or self._config.project)
+                projects.setdefault(project, {})[payload.trace_id] = payload
         if projects:
-            self._connect()
+            check_server(self._uri)
+            self._store = self._store or open_store(self._uri)
         for project, payloads in projects.items():
-            experiment = self._experiment(project)
+            experiment = self._experiment(self._store, project)
             for batch in _batches(list(payloads.values())):
-                refused |= self._write(project, experiment, batch)
+                with one_transaction(self._store) as store:
+                    refused |= self._write(store, project, experiment, batch)
         return refused
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -131,9 +138,9 @@ class MlflowExporter(SpanExporter):
         return self._export_traces(ready)
 
     def _export_traces(self, traces: Sequence[Sequence[ReadableSpan]]) -> SpanExportResult:
-        from ..store import assemble
+        from ..store.assemble import from_readable
 
-        trajectories = assemble.from_readable([span for spans in traces for span in spans])
+        trajectories = from_readable([span for spans in traces for span in spans])
         try:
             refused = self.export_trajectories(trajectories)
         except Exception:
@@ -154,117 +161,103 @@ class MlflowExporter(SpanExporter):
         if waiting:
             self._export_traces(waiting)
 
-    # The destination
-
-    def _connect(self) -> None:
-        _check_server(self._uri)
-        if self._store is not None:
-            return
-        from mlflow.tracing.client import TracingClient
-
-        with _first_use(self._uri):
-            self._store = TracingClient(tracking_uri=self._uri).store
-
-    def _experiment(self, project: str) -> str:
+    def _experiment(self, store: Any, project: str) -> str:
         """Give the id of the experiment of this name, made when there is none yet."""
-        project = clean(project)
-        if project not in self._experiments:
-            error = self._refusal(self._find_experiment, project)
-            if error is not None:
-                raise error
-        return self._experiments[project]
-
-    def _find_experiment(self, project: str) -> None:
+        if project in self._experiments:
+            return self._experiments[project]
         from mlflow.exceptions import MlflowException
 
-        experiment = self._store.get_experiment_by_name(project)
+        experiment = store.get_experiment_by_name(project)
         if experiment is None:
             try:
-                self._store.create_experiment(project, artifact_location=self._artifacts(project))
+                store.create_experiment(project, artifact_location=self._artifacts(project))
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was first
                     raise
-            experiment = self._store.get_experiment_by_name(project)
+            experiment = store.get_experiment_by_name(project)
         if experiment.lifecycle_stage != "active":
             raise RuntimeError(
-                f"the MLflow experiment {project!r} is deleted at {_public(self._uri)}; restore it with "
+                f"the MLflow experiment {project!r} is deleted at {public(self._uri)}; restore it with "
                 f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, "
                 "delete it for good with `mlflow gc`, or choose another project"
             )
         self._experiments[project] = str(experiment.experiment_id)
+        return self._experiments[project]
 
     def _artifacts(self, project: str) -> str | None:
         """Keep an embedded database's files beside it; its default is the directory one happens to be in."""
-        if self._uri != _embedded(self._config.store):
+        if self._uri != embedded_uri(self._config.store):
             return None
         return str(self._config.store.absolute() / "mlartifacts" / quote(project, safe=" "))
 
-    def _refusal(self, action: Callable[..., Any], *arguments: Any) -> Exception | None:
-        """Call MLflow; give the error when it refuses, raise ConnectionError when it cannot take anything now."""
-        try:
-            action(*arguments)
-        except Exception as error:
-            if _is_passing(error):
-                raise ConnectionError(
-                    f"MLflow at {_public(self._uri)} does not take traces now: {_reason(error)}"
-                ) from error
-            return error
-        return None
-
-    # One batch
-
-    def _write(self, project: str, experiment: str, batch: Sequence[TracePayload]) -> dict[str, str]:
+    def _write(
+        self, store: Any, project: str, experiment: str, batch: Sequence[TracePayload]
+    ) -> dict[str, str]:
         refused: dict[str, str] = {}
         for payload in batch:
-            error = self._refusal(self._store.start_trace, _trace_info(experiment, payload))
+            error = _refusal(store.start_trace, _trace_info(experiment, payload))
             if error is not None:
-                self._blame_the_trace(project)
+                self._blame_the_trace(store, project, experiment)
                 refused[payload.otel_trace_id] = _reason(error)
         started = [payload for payload in batch if payload.otel_trace_id not in refused]
-        refused |= self._log_spans(project, experiment, started)
-        self._link([payload for payload in started if payload.otel_trace_id not in refused])
+        if started:
+            refused |= self._log_spans(store, project, experiment, started)
+        self._link(store, [payload for payload in started if payload.otel_trace_id not in refused])
         return refused
 
-    def _log_spans(self, project: str, experiment: str, batch: Sequence[TracePayload]) -> dict[str, str]:
+    def _log_spans(
+        self, store: Any, project: str, experiment: str, batch: Sequence[TracePayload]
+    ) -> dict[str, str]:
         """Write all spans at once; where MLflow refuses them, find the trace that it means by halving."""
         from mlflow.entities import Span
 
-        if not batch:
-            return {}
         spans = [Span(span) for payload in batch for span in payload.spans]
-        error = self._refusal(self._store.log_spans, experiment, spans)
+        error = _refusal(store.log_spans, experiment, spans)
         if error is None:
             return {}
         if len(batch) == 1:
-            self._blame_the_trace(project)
-            self._remove_empty(experiment, batch[0])
+            self._blame_the_trace(store, project, experiment)
+            _remove_empty(store, experiment, batch[0])
             return {batch[0].otel_trace_id: _reason(error)}
         middle = len(batch) // 2
-        left = self._log_spans(project, experiment, batch[:middle])
-        return left | self._log_spans(project, experiment, batch[middle:])
+        left = self._log_spans(store, project, experiment, batch[:middle])
+        return left | self._log_spans(store, project, experiment, batch[middle:])
 
-    def _blame_the_trace(self, project: str) -> None:
+    def _blame_the_trace(self, store: Any, project: str, experiment: str) -> None:
         """Raise when it is not the trace but the whole destination that refuses."""
-        self._experiments.pop(clean(project), None)
-        _check_server(self._uri)
-        self._experiment(project)
+        check_server(self._uri)
+        self._experiments.clear()
+        if self._experiment(store, project) != experiment:
+            raise ConnectionError(f"the MLflow experiment {project!r} was replaced meanwhile")
 
-    def _remove_empty(self, experiment: str, payload: TracePayload) -> None:
-        """Take back a trace whose spans were refused: a page without spans helps nobody."""
-        tags = self._store.get_trace_info(payload.trace_id).tags
-        if "mlflow.trace.spansLocation" not in tags:  # else an earlier delivery has spans there
-            self._store.delete_traces(experiment_id=experiment, trace_ids=[payload.trace_id])
-
-    def _link(self, batch: Sequence[TracePayload]) -> None:
+    def _link(self, store: Any, batch: Sequence[TracePayload]) -> None:
         runs: dict[str, list[str]] = {}
         for payload in batch:
             if payload.run_id:
                 runs.setdefault(payload.run_id, []).append(payload.trace_id)
         for run, traces in runs.items():
-            error = self._refusal(self._store.link_traces_to_run, traces, run)
+            error = _refusal(store.link_traces_to_run, traces, run)
             if error is not None and run not in self._unknown_runs:
                 self._unknown_runs.add(run)
                 _log.warning("traces are written without a link to the run %s: %s", run, _reason(error))
+
+
+def _refusal(action: Callable[..., Any], *arguments: Any) -> Exception | None:
+    """Call MLflow; give the error when it refuses, raise it when the trouble will pass."""
+    try:
+        action(*arguments)
+    except Exception as error:
+        if _is_passing(error):
+            raise
+        return error
+    return None
+
+
+def _remove_empty(store: Any, experiment: str, payload: TracePayload) -> None:
+    """Take back a trace whose spans were refused: a page without spans helps nobody."""
+    tags = store.get_trace_info(payload.trace_id).tags
+    if "mlflow.trace.spansLocation" not in tags:  # else an earlier delivery has spans there
+        store.delete_traces(experiment_id=experiment, trace_ids=[payload.trace_id])
 
 
 def _without_root(trace: list[ReadableSpan]) -> list[list[ReadableSpan]]:
@@ -323,9 +316,10 @@ def _feedback(trace_id: str, reward: Reward, time_ms: int) -> Any:
 def _is_passing(error: BaseException | None) -> bool:
     """Whether an error, or one that caused it, comes from the network, the file system or a busy database."""
     while error is not None:
-        if isinstance(error, OSError) or getattr(error, "error_code", None) in _PASSING:
+        # NotImplementedError: the server is too old. OperationalError: of SQLAlchemy.
+        if isinstance(error, (OSError, NotImplementedError)) or type(error).__name__ == "OperationalError":
             return True
-        if type(error).__name__ == "OperationalError":  # of SQLAlchemy, while the store is opened
+        if getattr(error, "error_code", None) in _PASSING:
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -334,83 +328,3 @@ def _is_passing(error: BaseException | None) -> bool:
 def _reason(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}".strip()
     return text if len(text) <= 1000 else f"{text[:999]}…"
-
-
-# Where MLflow is
-
-
-def tracking_uri(store: Path, configured: str | None = None) -> str:
-    """Say where MLflow keeps the traces of a store.
-
-    That is what is configured, else ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` inside the store. A
-    relative path counts from the current directory and comes back absolute.
-
-    Raises:
-        ValueError: a database in memory, which would be gone with the process that writes it.
-    """
-    uri = _absolute(configured or os.environ.get("MLFLOW_TRACKING_URI") or _embedded(store))
-    if uri not in _announced:
-        _announced.add(uri)
-        _log.info("MLflow traces are at %s", _public(uri))
-    return uri
-
-
-def _embedded(store: Path) -> str:
-    return f"sqlite:///{store.absolute() / 'mlflow.db'}"
-
-
-def _absolute(uri: str) -> str:
-    scheme, colon, rest = uri.partition(":")
-    if scheme.startswith("sqlite"):
-        path, question, query = rest.removeprefix("///").partition("?")
-        if path in ("", "//", ":memory:"):
-            raise ValueError(
-                f"tracking_uri {uri!r} is a database in memory, gone when the exporting process ends; "
-                "name a file, for instance sqlite:////data/mlflow.db"
-            )
-        return uri if path.startswith("file:") else f"{scheme}:///{Path(path).absolute()}{question}{query}"
-    if scheme == "file" and not rest.startswith("/"):
-        return Path(rest).absolute().as_uri()
-    if not colon and not uri.startswith(("databricks", "uc")):
-        return Path(uri).absolute().as_uri()
-    return uri
-
-
-def _public(uri: str) -> str:
-    """Show a tracking URI without its password."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    return uri.replace(f":{parts.password}@", ":***@", 1)
-
-
-@contextmanager
-def _first_use(uri: str) -> Iterator[None]:
-    """Let one process at a time open an SQLite database: the first of them creates its tables.
-
-    Of four processes that did so at once, three failed; of eight all did, and the file stayed broken.
-    """
-    scheme, _, rest = uri.partition(":///")
-    if not scheme.startswith("sqlite"):
-        yield
-        return
-    database = Path(rest.partition("?")[0])
-    database.parent.mkdir(parents=True, exist_ok=True)
-    with database.with_name(f"{database.name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _check_server(uri: str) -> None:
-    """Raise ConnectionError when a server does not answer at all; MLflow itself would try for minutes."""
-    if not uri.startswith(("http://", "https://")):
-        return
-    try:
-        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
-    except urllib.error.HTTPError as error:
-        if error.code in (502, 503, 504):
-            raise ConnectionError(
-                f"the MLflow server at {_public(uri)} is away: HTTP {error.code}"
-            ) from error
-    except OSError as error:
-        raise ConnectionError(f"the MLflow server at {_public(uri)} does not answer: {error}") from error

@@ -49,13 +49,17 @@ class Chat:
 def chat_of(turns: Sequence[Turn]) -> Chat:
     """Lay the turns of a trajectory out as messages."""
     messages: list[Message] = []
-    given: int | None = None
     generations: dict[str, int] = {}
     reasons: dict[int, str] = {}
     waiting: list[tuple[str, ToolCall]] = []
+    # Assistant turns without a span may be examples in the prompt; without any span they are the answers.
+    answers = [turn for turn in turns if turn.role == "assistant" and turn.span_id is not None]
+    answers = answers or [turn for turn in turns if turn.role == "assistant"]
+    given = None
     for position, turn in enumerate(turns):
+        if answers and turn is answers[0]:
+            given = len(messages)
         if turn.role == "assistant":
-            given = len(messages) if given is None else given
             if turn.span_id is not None:
                 generations[turn.span_id] = len(messages)
             if turn.finish_reason:
@@ -66,8 +70,14 @@ def chat_of(turns: Sequence[Turn]) -> Chat:
         elif turn.role == "tool":
             messages.append(_reply(turn, waiting))
         else:
-            messages.append({"role": turn.role, "content": cut(turn.text or turn.error or "")})
+            messages.append({"role": turn.role, "content": cut(_text(turn))})
     return Chat(tuple(messages), len(messages) if given is None else given, generations, reasons)
+
+
+def _text(turn: Turn) -> str:
+    return (
+        turn.text or turn.error or (f"⟨{len(turn.token_ids)} tokens, not decoded⟩" if turn.token_ids else "")
+    )
 
 
 def _call_id(call: ToolCall, turn: Turn, n: int) -> str:
@@ -76,9 +86,8 @@ def _call_id(call: ToolCall, turn: Turn, n: int) -> str:
 
 def _assistant(turn: Turn, calls: Sequence[tuple[str, ToolCall]]) -> Message:
     message: Message = {"role": "assistant"}
-    text = turn.text or (turn.error or "" if not calls else "")
-    if text or not calls:
-        message["content"] = cut(text)
+    if turn.text or not calls:
+        message["content"] = cut(_text(turn))
     if calls:
         message["tool_calls"] = [
             {
@@ -119,10 +128,10 @@ def _reply(turn: Turn, waiting: list[tuple[str, ToolCall]]) -> Message:
         return call.span_id is not None and call.span_id == turn.span_id, call.name == turn.name
 
     if not waiting:
-        return _tool_message(turn.text or turn.error or "", None, turn.name)
+        return _tool_message(_text(turn), None, turn.name)
     best = max(range(len(waiting)), key=lambda n: (fits(waiting[n][1]), -n))
     call_id, call = waiting.pop(best)
-    return _tool_message(turn.text or turn.error or _result(call), call_id, turn.name or call.name)
+    return _tool_message(turn.text or _result(call) or _text(turn), call_id, turn.name or call.name)
 
 
 def _result(call: ToolCall) -> str:

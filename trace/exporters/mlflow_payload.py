@@ -102,8 +102,11 @@ class TracePayload:
     size: int
 
 
-def payload_of(trajectory: model.Trajectory) -> TracePayload:
+def payload_of(trajectory: model.Trajectory, experiment: str) -> TracePayload:
     """Make the trace of one trajectory.
+
+    Args:
+        experiment: name of the experiment of a trajectory that does not say its own.
 
     Raises:
         ValueError: the trajectory has no spans, or ids that are not those of OpenTelemetry.
@@ -127,7 +130,7 @@ def payload_of(trajectory: model.Trajectory) -> TracePayload:
         state="OK" if trajectory.status == "ok" else "ERROR",
         start_ms=trajectory.start_ns // 1_000_000,
         duration_ms=max(0, end_ns - trajectory.start_ns) // 1_000_000,
-        tags=_tags(trajectory),
+        tags=_tags(trajectory, trajectory.experiment or experiment),
         metadata=metadata,
         request_preview=_request_preview(trajectory, chat),
         response_preview=_response_preview(trajectory, chat),
@@ -194,11 +197,12 @@ def _last_moment(spans: Iterable[model.Span]) -> int:
 # Tags, previews, rewards
 
 
-def _tags(trajectory: model.Trajectory) -> dict[str, str]:
+def _tags(trajectory: model.Trajectory, experiment: str) -> dict[str, str]:
     rollouts = (span.name for span in trajectory.spans if span.kind == "rollout")
     tags = {
         "mlflow.traceName": _name(next(rollouts, trajectory.spans[0].name)),
         "status": trajectory.status,
+        "experiment_name": experiment,
     }
     key = trajectory.key
     if key is not None:
@@ -209,8 +213,6 @@ def _tags(trajectory: model.Trajectory) -> dict[str, str]:
         tags["rollout_n"] = str(key.rollout_n)
         tags["attempt"] = str(key.attempt)
         tags["validate"] = str(key.validate)
-    if trajectory.experiment:
-        tags["experiment_name"] = trajectory.experiment
     if trajectory.policy_versions:
         tags["policy_version"] = ",".join(map(str, trajectory.policy_versions))
     return {name: cut(value, TAG_LIMIT - 100) for name, value in tags.items()}
@@ -255,7 +257,8 @@ def _rewards(trajectory: model.Trajectory) -> Iterator[Reward]:
         values["reward"] = trajectory.reward
     reasons = {
         event.attributes.get(semconv.EVALUATION_NAME): event.attributes.get(semconv.EVALUATION_EXPLANATION)
-        for event in trajectory.spans[0].events
+        for span in trajectory.spans
+        for event in span.events
         if event.name == semconv.EVALUATION_EVENT
     }
     for name, value in values.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ CREATE TABLE IF NOT EXISTS exported (
     destination TEXT NOT NULL, trace_id TEXT NOT NULL, spans INTEGER NOT NULL, refused TEXT,
     PRIMARY KEY (destination, trace_id)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS destinations (name TEXT PRIMARY KEY, last_error TEXT, last_success REAL);
+CREATE TABLE IF NOT EXISTS destinations (name TEXT PRIMARY KEY, last_error TEXT);
 """
 
 
@@ -49,6 +48,9 @@ class Cursors:
         if read_only:
             if path.exists():
                 self._db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_TIMEOUT)
+                # The follower may be about to make the tables.
+                if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'destinations'").fetchone():
+                    self.close()
         else:
             self._db = sqlite3.connect(path, timeout=_TIMEOUT, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -58,6 +60,7 @@ class Cursors:
         """Close the file."""
         if self._db is not None:
             self._db.close()
+            self._db = None
 
     def delivered(self, destination: str) -> dict[str, int]:
         """Give the trajectories that a destination has or refused, with the number of spans sent."""
@@ -87,16 +90,14 @@ class Cursors:
                 "INSERT OR REPLACE INTO exported VALUES (?, ?, ?, ?)",
                 [(destination, trace_id, count, refused.get(trace_id)) for trace_id, count in spans],
             )
-            self._db.execute(
-                "INSERT OR REPLACE INTO destinations VALUES (?, NULL, ?)", (destination, time.time())
-            )
+            self._db.execute("INSERT OR REPLACE INTO destinations VALUES (?, NULL)", (destination,))
 
     def fail(self, destination: str, error: str | None) -> None:
         """Note why a delivery failed; None notes that the destination is there."""
         assert self._db is not None
         with self._db:
             self._db.execute(
-                "INSERT INTO destinations VALUES (?, ?, NULL) "
+                "INSERT INTO destinations VALUES (?, ?) "
                 "ON CONFLICT (name) DO UPDATE SET last_error = excluded.last_error",
                 (destination, error),
             )

@@ -18,7 +18,7 @@ class CalculatorAgent:
         self.turns = turns
         self.temperature = temperature
 
-    @rollout_trace
+    @rollout_trace(name="calculator_agent")
     async def run(self, task: Task, seed: int) -> str | None:
         """Let the model speak at most ``turns`` times; return its answer, None where it gave none."""
         ids = self.tokenizer.encode(prompt(task.question))
@@ -42,7 +42,7 @@ class CalculatorAgent:
         reward("format", 0.0 if answer is None else 0.1)
         return answer
 
-    @llm_trace
+    @llm_trace(name="generate")
     async def generate(self, prompt_ids: list[int], seed: int) -> Generation:
         return await self.engine.generate(
             prompt_ids,
@@ -52,7 +52,7 @@ class CalculatorAgent:
             seed=seed,
         )
 
-    @tool_trace
+    @tool_trace(name="calculator")
     async def calculator(self, expression: str) -> str:
         return calculate(expression)
 

@@ -1,0 +1,501 @@
+"""The ``trackway`` command: what it prints, where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trackway
+from trackway.cli import main
+
+HOSTILE = "[red]x[/INST]\x1b[2J\x9b\rEVIL\u202e"
+LONG_ID = "a sample id / as long as a path / " * 3
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten rollouts: two steps, an integer and a text sample, failures, odd rewards, a retry, validation."""
+    path = tmp_path_factory.mktemp("cli") / "store"
+    trackway.configure(store=path, project="p", experiment="e", backend=None, sync="off")
+
+    @trackway.llm_trace
+    def generate(prompt_ids: list[int]) -> dict[str, Any]:
+        text = "thinking 你好 😀 " + HOSTILE
+        return {"response_ids": [7, 8, 9], "response_logprobs": [-0.5, -0.25, -1.0], "text": text}
+
+    @trackway.tool_trace
+    def divide(left: int, right: int) -> str:
+        return f"{left / right} {HOSTILE}"
+
+    @trackway.rollout_trace
+    def agent(right: int) -> str:
+        generate([1, 2])
+        divide(1, right)
+        return "done"
+
+    def roll(
+        step: int, sample: int | str, rollout: int, reward: float | None, right: int = 2, **more: Any
+    ) -> None:
+        key = {"step": step, "sample_index": sample, "rollout_n": rollout, "policy_version": step}
+        with trackway.trajectory(**key, **more):
+            if reward is not None:
+                trackway.reward("correct", reward)
+            try:
+                agent(right)
+            finally:
+                trackway.annotate(note=HOSTILE)
+
+    roll(1, 17, 0, 1.0)
+    roll(1, 17, 1, 0.0)
+    roll(1, "task/3", 0, 0.5)
+    roll(1, "17", 2, float("nan"))
+    roll(2, 17, 0, None)
+    roll(2, 17, 0, 0.25)
+    roll(2, 17, 1, 2.0, validate=True)
+    roll(2, LONG_ID, 0, -1.0)
+    with pytest.raises(ZeroDivisionError):
+        roll(2, 18, 0, 0.0, right=0)
+    trackway.shutdown()
+    return path
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """Run the command in this process, on the store above."""
+    monkeypatch.setenv("TRACKWAY_STORE", str(store))
+
+    def run(*args: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["trackway", *args])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        code = stop.value.code
+        return Result(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    yield run
+
+
+def process(*args: str, store: Path | None = None, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command as a shell would."""
+    environ = {**os.environ, **env}
+    if store:
+        environ["TRACKWAY_STORE"] = str(store)
+    return subprocess.run([sys.executable, "-m", "trackway", *args], env=environ, capture_output=True)
+
+
+def keys(result: Result) -> list[str]:
+    assert result.code == 0, result.err
+    return [row["key"] for row in json.loads(result.out)]
+
+
+# --- ls -----------------------------------------------------------------------------------------------------
+
+
+def test_ls_json_is_one_array_with_everything_a_script_wants(cli: Cli) -> None:
+    rows = json.loads(cli("ls", "--json").out)
+    first = rows[0]
+    assert first["key"] == "1/17/0"
+    assert (first["step"], first["sample_index"], first["rollout_n"]) == (1, 17, 0)
+    assert (first["attempt"], first["validate"], first["status"]) == (0, False, "ok")
+    assert (first["reward"], first["rewards"], first["experiment"]) == (1.0, {"correct": 1.0}, "e")
+    assert (first["generations"], first["tool_calls"], first["errors"], first["spans"]) == (1, 1, 0, 4)
+    assert first["tokens"] == 5
+    assert first["turns"] == 3
+    assert re.fullmatch(r"[0-9a-f]{32}", first["trace_id"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00", first["start"])
+    assert 0 < first["duration_s"] < 60
+
+
+def test_ls_json_writes_null_where_json_has_no_number(cli: Cli) -> None:
+    (row,) = [row for row in json.loads(cli("ls", "--json").out) if row["key"] == "1/%317/2"]
+    assert row["reward"] is None
+    assert row["rewards"] == {"correct": None}
+    assert row["sample_index"] == "17"
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--step", "2", "--train"], {"2/17/0@1", "2/18/0", str(trackway.TrajectoryKey(2, LONG_ID))}),
+        (["--validate"], {"val/2/17/1"}),
+        (["--sample", "task%2F3"], {"1/task%2F3/0"}),
+        (["--sample", "task/3"], {"1/task%2F3/0"}),
+        (["--sample", "18"], {"2/18/0"}),
+        (["--rollout", "2"], {"1/%317/2"}),
+        (["--status", "error"], {"2/18/0"}),
+        (["--min-reward", "0.5", "--max-reward", "1"], {"1/17/0", "1/task%2F3/0"}),
+        (["--step", "2", "--sample", "17", "--train", "--all-attempts"], {"2/17/0", "2/17/0@1"}),
+    ],
+)
+def test_ls_filters(cli: Cli, args: list[str], expected: set[str]) -> None:
+    assert set(keys(cli("ls", "--json", *args))) == expected
+
+
+def test_ls_limit(cli: Cli) -> None:
+    assert len(keys(cli("ls", "--json", "--limit", "3"))) == 3
+
+
+def test_ls_prints_a_line_for_each_trajectory_also_with_long_keys(cli: Cli) -> None:
+    shown = cli("ls").out
+    for key in keys(cli("ls", "--json")):
+        assert re.search(rf"^{re.escape(key)} ", shown, re.MULTILINE)
+    assert re.search(r"^2/18/0 .* ERROR ", shown, re.MULTILINE)
+    assert "8 trajectories, 1 failed" in shown
+
+
+def test_ls_without_a_match_says_so_and_is_no_error(cli: Cli) -> None:
+    result = cli("ls", "--step", "99")
+    assert (result.code, result.out) == (0, "")
+    assert "no trajectory matches" in result.err
+    result = cli("ls", "--step", "99", "--json")
+    assert (result.code, json.loads(result.out)) == (0, [])
+
+
+# --- show ---------------------------------------------------------------------------------------------------
+
+
+def test_show_replays_by_key_by_trace_id_and_by_its_beginning(cli: Cli) -> None:
+    shown = cli("show", "1/17/0").out
+    assert shown.startswith("1/17/0  ok")
+    assert "├ divide(left=1, right=2)" in shown
+    trace_id = json.loads(cli("show", "1/17/0", "--json").out)["trace_id"]
+    assert cli("show", trace_id).out == shown
+    assert cli("show", trace_id[:12]).out == shown
+
+
+def test_show_takes_later_attempts_validation_and_encoded_samples(cli: Cli) -> None:
+    for key in ("2/17/0@1", "val/2/17/1", "1/task%2F3/0"):
+        assert cli("show", key).out.startswith(f"{key}  ok")
+
+
+def test_show_says_error_in_words(cli: Cli) -> None:
+    shown = cli("show", "2/18/0").out
+    assert shown.startswith("2/18/0  ERROR")
+    assert "ERROR ZeroDivisionError: division by zero" in shown
+
+
+def test_show_json_holds_the_whole_trajectory(cli: Cli) -> None:
+    found = json.loads(cli("show", "1/17/0", "--json").out)
+    assert [turn["role"] for turn in found["turns"]] == ["user", "assistant", "tool"]
+    turn = found["turns"][1]
+    assert turn["token_ids"] == [7, 8, 9]
+    assert turn["logprobs"] == [-0.5, -0.25, -1.0]
+    assert turn["text"] == "thinking 你好 😀 " + HOSTILE
+    assert turn["policy_version"] == 1
+    (call,) = turn["tool_calls"]
+    assert (call["name"], call["arguments"]) == ("divide", {"left": 1, "right": 2})
+    assert call["result"] == f"0.5 {HOSTILE}"
+    assert found["rewards"] == {"correct": 1.0}
+    assert found["annotations"] == {"note": HOSTILE}
+    assert [span["kind"] for span in found["spans"]] == ["trajectory", "rollout", "llm", "tool"]
+    assert "attributes" not in found["spans"][0]
+
+
+def test_show_one_turn(cli: Cli) -> None:
+    shown = cli("show", "1/17/0", "--turn", "1").out
+    assert "\n1 assistant │" in shown
+    assert "\n0 user" not in shown
+    (turn,) = json.loads(cli("show", "1/17/0", "--turn", "1", "--json").out)["turns"]
+    assert turn["index"] == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["show", "1/17/9"], "no trajectory 1/17/9"),
+        (["show", "abcdef"], "begins with abcdef"),
+        (["show", "nonsense"], "not a trajectory key"),
+        (["show", "-/17/0"], "no trajectory -/17/0"),
+        (["show", "1/17/0", "--turn", "9"], "1/17/0 has no turn 9; its turns are 0 to 2"),
+        (["show", "\x1b[2J"], r"\x1b[2J"),
+        (["ls", "--store", "/nowhere"], "there is no store at /nowhere"),
+        (["status", "--store", "/nowhere"], "there is no store at /nowhere"),
+        (["sync", "--store", "/nowhere"], "there is no store at /nowhere"),
+        (["ui", "--store", "/nowhere"], "there is no store at /nowhere"),
+    ],
+)
+def test_what_is_not_there_is_said_on_stderr(cli: Cli, args: list[str], sentence: str) -> None:
+    result = cli(*args)
+    assert (result.code, result.out) == (1, "")
+    assert sentence in result.err
+    assert result.err.startswith("trackway: ")
+    assert "Traceback" not in result.err
+    assert "\x1b" not in result.err
+
+
+def test_a_near_key_is_offered(cli: Cli) -> None:
+    assert "did you mean" in cli("show", "1/17/9").err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["nope"],
+        ["show"],
+        ["ls", "--status", "broken"],
+        ["ls", "--step", "x"],
+        ["ls", "--limit", "0"],
+        ["ls", "--stp", "1"],
+        ["demo", "--prompts", "0"],
+        ["ui", "--port", "0"],
+    ],
+)
+def test_wrong_use_ends_with_2(cli: Cli, args: list[str]) -> None:
+    result = cli(*args)
+    assert (result.code, result.out) == (2, "")
+    assert "Error: " in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_wrong_status_names_the_right_ones(cli: Cli) -> None:
+    assert "use one of ok, error, cancelled, running, died" in cli("ls", "--status", "broken").err
+
+
+# --- the store, status, sync --------------------------------------------------------------------------------
+
+
+def test_the_store_is_the_option_else_the_variable_else_the_folder(
+    store: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKWAY_STORE", "/nowhere")
+    assert cli("ls").code == 1
+    assert keys(cli("ls", "--json", "--store", str(store)))
+    monkeypatch.delenv("TRACKWAY_STORE")
+    (tmp_path / "trackway-store").symlink_to(store)
+    monkeypatch.chdir(tmp_path)
+    assert keys(cli("ls", "--json"))
+
+
+def test_status_adds_up(cli: Cli) -> None:
+    state = json.loads(cli("status", "--json").out)
+    assert state["recorded"] == 36
+    assert state["recorded"] == state["exported"] + state["pending"] + state["dropped"]
+    assert state["trajectories"] == 9
+    shown = cli("status").out
+    assert "36 recorded = 36 in the journal + 0 pending + 0 dropped" in shown
+
+
+def test_sync_without_a_destination_says_so(cli: Cli) -> None:
+    result = cli("sync")
+    assert result.code == 0
+    assert "no destination is configured" in result.err
+
+
+@pytest.mark.slow
+def test_sync_delivers_to_mlflow(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    trackway.configure(store=path, backend="mlflow", sync="off", project="p")
+    with trackway.trajectory(step=1, sample_index=0):
+        pass
+    trackway.shutdown()
+    done = process("sync", "--once", store=path, MLFLOW_TRACKING_URI="")
+    assert done.returncode == 0, done.stderr
+    state = json.loads(process("status", "--json", store=path).stdout)
+    assert (state["exported"], state["pending"]) == (1, 0)
+    assert state["destinations"]["mlflow"]["exported"] == 1
+
+
+# --- ui -----------------------------------------------------------------------------------------------------
+
+
+def test_ui_without_mlflow_names_the_install_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    result = cli("ui", "--no-open")
+    assert result.code == 1
+    assert "pip install 'trackway[mlflow]'" in result.err
+
+
+def test_ui_on_a_port_that_is_taken_offers_another(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = cli("ui", "--no-open", "--port", str(port))
+    assert result.code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.err
+    assert "--port" in result.err
+
+
+def test_ui_of_a_store_that_goes_to_a_server_names_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@mlflow.example.org")
+    result = cli("ui", "--no-open")
+    assert result.code == 0
+    assert "mlflow.example.org" in result.err
+    assert "secret" not in result.err
+    assert "Field = Tag" in result.err
+
+
+@pytest.mark.slow
+def test_ui_serves_the_traces_and_ends_with_its_server(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    trackway.configure(store=path, backend="mlflow", sync="off", project="p")
+    with trackway.trajectory(step=1, sample_index=0):
+        pass
+    trackway.shutdown()
+    env = {"MLFLOW_TRACKING_URI": "", "TRACKWAY_STORE": str(path)}
+    assert process("sync", **env).returncode == 0
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "trackway", "ui", "--no-open", "--port", str(port)]
+    ui = subprocess.Popen(
+        command, env={**os.environ, **env}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        assert ui.stderr
+        said = ""
+        while "in Python:" not in said:
+            line = ui.stderr.readline().decode()
+            assert line, said
+            said += line
+        page = re.search(rf"http://127\.0\.0\.1:{port}/#/experiments/\d+/traces", said)
+        assert page
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(page[0]) as answer:
+            assert answer.status == 200
+        assert "?tag=step%3D1" in said
+    finally:
+        ui.send_signal(signal.SIGTERM)
+        assert ui.stderr
+        ui.stderr.read()  # ends when the last process that holds it has ended
+        assert ui.wait() == 0
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+# --- terminals, pipes, encodings ----------------------------------------------------------------------------
+
+
+def test_a_pipe_gets_no_escape_and_nothing_that_steers(store: Path) -> None:
+    for args in (["show", "1/17/0"], ["show", "2/18/0", "--full"], ["ls"], ["status"]):
+        done = process(*args, store=store)
+        assert done.returncode == 0
+        text = done.stdout.decode()
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+    shown = process("show", "1/17/0", store=store).stdout.decode()
+    assert r"[red]x[/INST]\x1b[2J\x9b\rEVIL\u202e" in re.sub(r"\n\s*│ ", "", shown)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONIOENCODING": ""},
+        {"LC_ALL": "C", "PYTHONIOENCODING": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "latin-1"},
+    ],
+)
+def test_nothing_fails_where_little_can_be_encoded(store: Path, env: dict[str, str]) -> None:
+    for args in (["show", "1/17/0", "--json"], ["ls"], ["show", "1/17/0"]):
+        done = process(*args, store=store, **env)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u4f60\\u597d" in done.stdout or "你好".encode() in done.stdout
+
+
+def on_a_terminal(*args: str, store: Path, **env: str) -> str:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environ = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environ |= {"TRACKWAY_STORE": str(store), "TERM": "xterm", "COLUMNS": "80", **env}
+    with subprocess.Popen([sys.executable, "-m", "trackway", *args], env=environ, stdout=theirs) as child:
+        os.close(theirs)
+        shown = b""
+        while select.select([ours], [], [], 60)[0]:
+            try:
+                shown += os.read(ours, 65536)
+            except OSError:  # how Linux tells that the other side is closed
+                break
+    os.close(ours)
+    assert child.returncode == 0
+    return shown.decode()
+
+
+def test_a_terminal_gets_colours_unless_it_asks_for_none(store: Path) -> None:
+    coloured = on_a_terminal("show", "2/18/0", store=store)
+    assert "\x1b[1;31mERROR" in coloured
+    plain = on_a_terminal("show", "2/18/0", store=store, NO_COLOR="1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", plain)
+    assert "ERROR" in plain
+
+
+def test_a_closed_pipe_is_no_error(store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    trackway.configure(store=path, backend=None, sync="off", max_text_length=10_000_000)
+    with trackway.trajectory(step=1, sample_index=0):
+        trackway.annotate(long="word " * 200_000)  # far more than a pipe holds
+    trackway.shutdown()
+    for args in (["show", "1/0/0", "--full"], ["show", "1/0/0", "--json"]):
+        command = [sys.executable, "-m", "trackway", *args, "--store", str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout
+            assert child.stderr
+            assert child.stdout.read(6)
+            child.stdout.close()
+            assert child.stderr.read() == b""
+        assert child.returncode == 0
+
+
+def test_a_full_disk_is_said_in_a_sentence(store: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "trackway", "ls", "--store", str(store)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+# --- help and version ---------------------------------------------------------------------------------------
+
+
+def test_help_has_a_line_for_each_command_and_option(cli: Cli) -> None:
+    shown = cli("--help").out
+    for command in ("demo", "ls", "show", "status", "sync", "ui"):
+        assert re.search(rf"^  {command} +[A-Z].*\.$", shown, re.MULTILINE)
+        options = cli(command, "--help").out
+        assert "--store PATH" in options
+        assert all(len(line) <= 80 for line in options.splitlines())
+    assert "..." not in shown.partition("Commands:")[2]
+
+
+def test_nothing_given_shows_the_help(cli: Cli) -> None:
+    result = cli()
+    assert "Usage: trackway" in result.out + result.err
+
+
+def test_version(cli: Cli) -> None:
+    from importlib.metadata import version
+
+    assert cli("--version").out == f"trackway {version('trackway')}\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['trackway', '--help']\n"
+        "from trackway.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = set(re.findall(r"'(\w+)'", done.stderr))
+    assert "trackway" in loaded
+    heavy = {"mlflow", "transformers", "torch", "numpy", "opentelemetry", "orjson", "sqlite3"}
+    assert not loaded & heavy
