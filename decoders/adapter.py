@@ -6,9 +6,9 @@ import inspect
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-_MAY_PAD = re.compile(r"pad|eos|eot|end|</s>", re.IGNORECASE)
+_MAY_PAD = re.compile(r"pad|eos|eot|end.?of|im_end|</s>", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Scheme:
     byte_level: bool = False
     space: str = ""
     byte_fallback: bool = False
-    lead: str = "none"
+    lead: Literal["none", "one", "token"] = "none"
 
 
 class Adapter:
@@ -39,7 +39,9 @@ class Adapter:
             backend if backend is not None else tokenizer if hasattr(tokenizer, "id_to_token") else None
         )
         self._options = self._decode_options()
-        self.special = self._special_ids()
+        added = self._added_tokens()
+        self.added = frozenset(added)
+        self.special = frozenset(id_ for id_, special in added.items() if special)
         pad, eos = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
         if pad is None:
             pad = (getattr(self._backend, "padding", None) or {}).get("pad_id")
@@ -84,7 +86,7 @@ class Adapter:
     def tokens(self) -> dict[int, str | bytes]:
         """Give the vocabulary; ids beyond its size may be missing, ``token`` knows them."""
         size = self._size() or 0
-        ids = range(max(size, max(self.special, default=-1) + 1))
+        ids = range(max(size, max(self.added, default=-1) + 1))
         token = self.token if self._backend is None else self._backend.id_to_token
         return {id_: text for id_, text in zip(ids, map(token, ids), strict=True) if text is not None}
 
@@ -115,11 +117,11 @@ class Adapter:
         size = len(self._tokenizer) if hasattr(self._tokenizer, "__len__") else size
         return size if type(size) is int else None
 
-    def _special_ids(self) -> frozenset[int]:
+    def _added_tokens(self) -> dict[int, bool]:
+        """Give the ids of the tokens outside the model's own vocabulary, and whether they are special."""
         if self._backend is not None and hasattr(self._backend, "get_added_tokens_decoder"):
-            added = self._backend.get_added_tokens_decoder()
-            return frozenset(id_ for id_, token in added.items() if token.special)
-        return frozenset(getattr(self._tokenizer, "all_special_ids", None) or ())
+            return {id_: token.special for id_, token in self._backend.get_added_tokens_decoder().items()}
+        return dict.fromkeys(getattr(self._tokenizer, "all_special_ids", None) or (), True)
 
     def _decode_options(self) -> dict[str, bool]:
         wanted = {
@@ -130,13 +132,14 @@ class Adapter:
             "spaces_between_special_tokens": False,
         }
         try:
-            parameters = dict(inspect.signature(self._tokenizer.decode).parameters)
+            parameters = inspect.signature(self._tokenizer.decode).parameters
         except (TypeError, ValueError):
-            return {}
-        inner = getattr(self._tokenizer, "_decode", None)
-        if inner is not None and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            parameters |= inspect.signature(inner).parameters
-        return {name: value for name, value in wanted.items() if name in parameters}
+            return {"skip_special_tokens": self.skip_special_tokens}
+        names = set(parameters)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            inner = getattr(self._tokenizer, "_decode", None)  # what transformers hands the rest on to
+            names |= set(inspect.signature(inner).parameters if inner else list(wanted)[:2])
+        return {name: value for name, value in wanted.items() if name in names}
 
 
 def _scheme(state: dict[str, Any]) -> Scheme | None:

@@ -65,7 +65,7 @@ class ByteTable:
             text = joined.decode()
         except UnicodeDecodeError:
             return None
-        if continued or self._scheme.lead == "none":
+        if continued or not text or self._scheme.lead == "none":
             return text
         if self._scheme.lead == "one":
             return text.removeprefix(" ")
@@ -123,14 +123,14 @@ class ByteTable:
     def _sample(self) -> Iterator[list[int]]:
         """Give short lists that show every way in which tokens are joined, the same ones each time."""
         known = [id_ for id_, chunk in enumerate(self._chunks) if chunk is not None]
-        special = sorted(self.adapter.special)
+        added = sorted(self.adapter.added)
         parts = [id_ for id_ in known if not _is_text(self._chunks[id_] or b"")]
-        for group, lists, length in ((known, 60, 40), (known, 60, 3), (special, 20, 8), (parts, 60, 5)):
+        for group, lists, length in ((known, 60, 40), (known, 60, 3), (added, 20, 8), (parts, 60, 5)):
             for n in range(lists if group else 0):
                 yield [group[(n * 7919 + k * 104_729 + k * k) % len(group)] for k in range(length)]
         # One after the other: whole characters where the bytes of a vocabulary stand in order.
         yield from ([*parts[n : n + 4], *known[n : n + 2]] for n in range(0, min(len(parts), 256), 3))
-        yield from ([id_] for id_ in special)
+        yield from ([id_] for id_ in added)
 
     def _item(self, item: Item) -> bytes:
         return item.encode() if isinstance(item, str) else self._chunk(item) or b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -84,12 +85,13 @@ class HFDecoder:
 
         A character made of several tokens is with the last of them, the marker of a run with the first.
         """
-        values = as_list(ids)
+        values: Sequence[Any] = ()
         try:
+            values = as_list(ids)
             codec = self.codec()
             return codec.pieces(collapse(codec, plain_items(codec, values), True), False)
         except Exception as error:
-            return [self.failed(error), *[""] * (len(values) - 1)][: len(values)]
+            return [self.failed(error), *[""] * (len(values) - 1)]
 
     def unknown(self, ids: Any) -> int:
         """Count the ids that have no text, apart from the ignore index -100."""

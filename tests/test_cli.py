@@ -163,6 +163,14 @@ def test_ls_prints_a_line_for_each_trajectory_also_with_long_keys(cli: Cli) -> N
     assert "8 trajectories, 1 failed" in shown
 
 
+def test_ls_says_when_a_table_would_be_too_long(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trackway.cli.ROWS", 3)
+    result = cli("ls")
+    assert "3 trajectories" in result.out
+    assert "there are more than these 3" in result.err
+    assert "8 trajectories" in cli("ls", "--limit", "8").out
+
+
 def test_ls_without_a_match_says_so_and_is_no_error(cli: Cli) -> None:
     result = cli("ls", "--step", "99")
     assert (result.code, result.out) == (0, "")
@@ -298,7 +306,7 @@ def test_status_adds_up(cli: Cli) -> None:
 def test_sync_without_a_destination_says_so(cli: Cli) -> None:
     result = cli("sync")
     assert result.code == 0
-    assert "no destination is configured" in result.err
+    assert "no destination is configured" in result.out
 
 
 @pytest.mark.slow
@@ -339,9 +347,9 @@ def test_ui_of_a_store_that_goes_to_a_server_names_it(cli: Cli, monkeypatch: pyt
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@mlflow.example.org")
     result = cli("ui", "--no-open")
     assert result.code == 0
-    assert "mlflow.example.org" in result.err
-    assert "secret" not in result.err
-    assert "Field = Tag" in result.err
+    assert "mlflow.example.org" in result.out
+    assert "secret" not in result.out + result.err
+    assert "Field = Tag" in result.out
 
 
 @pytest.mark.slow
@@ -356,14 +364,13 @@ def test_ui_serves_the_traces_and_ends_with_its_server(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "trackway", "ui", "--no-open", "--port", str(port)]
-    ui = subprocess.Popen(
-        command, env={**os.environ, **env}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
+    environ = {**os.environ, **env}
+    ui = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert ui.stdout
     try:
-        assert ui.stderr
         said = ""
         while "in Python:" not in said:
-            line = ui.stderr.readline().decode()
+            line = ui.stdout.readline().decode()
             assert line, said
             said += line
         page = re.search(rf"http://127\.0\.0\.1:{port}/#/experiments/\d+/traces", said)
@@ -373,8 +380,7 @@ def test_ui_serves_the_traces_and_ends_with_its_server(tmp_path: Path) -> None:
         assert "?tag=step%3D1" in said
     finally:
         ui.send_signal(signal.SIGTERM)
-        assert ui.stderr
-        ui.stderr.read()  # ends when the last process that holds it has ended
+        ui.stdout.read()  # ends when the last process that holds it has ended
         assert ui.wait() == 0
     with socket.create_server(("127.0.0.1", port)):
         pass

@@ -185,7 +185,7 @@ def test_folding_loses_nothing_and_fits(text: str, width: int) -> None:
 
 
 def test_folding_breaks_between_words_and_keeps_indentation() -> None:
-    assert list(fold("the quick brown fox", 10)) == ["the quick ", "brown fox"]
+    assert list(fold("the quick brown fox", 8)) == ["the ", "quick ", "brown ", "fox"]
     assert list(fold("    " + "x" * 12, 10)) == ["    xxxxxx", "xxxxxx"]
 
 
@@ -195,6 +195,7 @@ def test_folding_does_not_part_a_mark_or_a_joined_emoji_from_its_base() -> None:
         for line in fold(text, 5):
             assert unicodedata.combining(line[0]) == 0
             assert ("\u200d" in line) == (family in line)
+    assert list(fold("abcde\u0301fg", 5)) == ["abcde\u0301", "fg"]
 
 
 @given(st.text("ab \n\u0301", max_size=300), st.integers(10, 100))
@@ -326,6 +327,24 @@ def test_validation_and_attempt_are_in_the_header() -> None:
     assert "step 3 · sample task/7 · rollout 1 · attempt 2 · validation" in shown
 
 
+def test_warnings_are_told_once_each_and_not_by_the_thousand() -> None:
+    notes = tuple(f"note {number}." for number in range(300))
+    shown = lines(replay(episode(notes=notes + notes)))
+    assert shown.count("note 0.") == 1
+    assert "… 250 more (--full shows all)" in shown
+    assert len(re.findall(r"note \d+\.", lines(replay(episode(notes=notes), full=True)))) == 300
+
+
+def test_missing_beginnings_of_token_sequences_are_told() -> None:
+    spans = (*episode().spans, span("late", incomplete=True))
+    assert "some turns lack token ids at their start" in lines(replay(episode(spans=spans)), width=120)
+
+
+def test_a_tool_turn_that_was_not_traced_keeps_its_text() -> None:
+    turns = (Turn(0, "tool", "the reply", tool_calls=(ToolCall("f", result="other"),)),)
+    assert "│ the reply" in lines(replay(episode(turns=turns)))
+
+
 def test_rewards_that_are_no_plain_numbers_are_shown() -> None:
     shown = lines(replay(episode(rewards={"accuracy": float("nan"), "verdict": "refused"})))
     assert "accuracy nan · verdict refused" in shown
@@ -356,6 +375,18 @@ def test_tool_turns_alone_are_shown_and_the_lack_of_generations_too() -> None:
     assert "no generation was recorded inside this rollout" in shown
     assert shown.count("nothing") == 1
     assert 'search(q="x")' in shown
+
+
+def test_the_error_of_a_tool_turn_alone_is_told_once() -> None:
+    call = ToolCall("search", {"q": "x"}, error="Timeout: no answer", span_id="t")
+    turns = (Turn(0, "tool", "", name="search", tool_calls=(call,), error="Timeout: no answer", span_id="t"),)
+    assert lines(replay(episode(turns=turns, spans=()))).count("ERROR Timeout: no answer") == 1
+
+
+def test_the_error_of_the_rollout_is_told_once() -> None:
+    root = span("root", "rollout", "error", "RuntimeError: no", parent_id=None)
+    shown = lines(replay(episode(spans=(root,), status="error", error="RuntimeError: no")))
+    assert shown.count("RuntimeError") == 1
 
 
 def test_a_failed_call_without_a_turn_is_still_shown() -> None:

@@ -299,13 +299,12 @@ class _Page:
         yield from self.field("trace", trajectory.trace_id)
         for name, value in trajectory.annotations.items():
             yield from self.field("noted", f"{self.name(name)} = {_plain(value)}")
-        for note in trajectory.notes:
-            yield from self.field("warning", note, "yellow")
+        for note in self.some(tuple(dict.fromkeys(trajectory.notes)), _MAX_CALLS):
+            text = f"{self.more} {note:,} more (--full shows all)" if isinstance(note, int) else note
+            yield from self.field("warning", text, "yellow")
         if any(span.incomplete for span in trajectory.spans):
-            note = (
-                "spans that others build on are missing, so token ids are missing at the start of some turns"
-            )
-            yield from self.field("warning", note, "yellow")
+            text = "spans that others build on are missing; some turns lack token ids at their start"
+            yield from self.field("warning", text, "yellow")
         yield Text(self.rule * self.width, _DIM)
 
     def field(self, label: str, value: str, style: str = "") -> Iterator[Text]:
@@ -321,10 +320,9 @@ class _Page:
         label = f"{turn.index:>{digits}} {set_cell_size(role, _ROLE)} "
         width = self.width - len(label) - 2
         rows: list[tuple[str, Text]] = []
-        own = turn.role == "tool" and any(call.span_id == turn.span_id for call in turn.tool_calls)
-        if own:
-            pass  # the call shows its result and its error
-        elif turn.text:
+        # A tool that no generation asked for has its call in its own turn, with its result and its error.
+        own = turn.role == "tool" and turn.span_id in {call.span_id for call in turn.tool_calls} - {None}
+        if turn.text and not own:
             said = self.body(turn.text, _DIM if turn.role == "system" else "", width)
             rows.extend((self.said, line) for line in said)
         elif not turn.tool_calls and not turn.error:

@@ -33,7 +33,7 @@ def visible(text: str, *, newlines: bool = True) -> str:
 
 
 def _escape(match: re.Match[str]) -> str:
-    return match.group().encode("unicode_escape", "surrogatepass").decode("ascii")
+    return match.group().encode("unicode_escape").decode("ascii")
 
 
 def cut(text: str, max_chars: int, *, columns: int = 40) -> tuple[str, int, str]:

@@ -6,14 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .trace.capture.carrying import carry as carry
+    from .trace.capture.carrying import detached as detached
+    from .trace.capture.carrying import extract as extract
+    from .trace.capture.carrying import inject as inject
     from .trace.capture.decorators import llm_trace as llm_trace
     from .trace.capture.decorators import rollout_trace as rollout_trace
     from .trace.capture.decorators import tool_trace as tool_trace
-    from .trace.capture.scope import annotate as annotate
-    from .trace.capture.scope import carry as carry
-    from .trace.capture.scope import detached as detached
-    from .trace.capture.scope import reward as reward
-    from .trace.capture.scope import trajectory as trajectory
+    from .trace.capture.rollouts import annotate as annotate
+    from .trace.capture.rollouts import reward as reward
+    from .trace.capture.rollouts import trajectory as trajectory
     from .trace.config import ConfigError as ConfigError
     from .trace.config import TraceConfig as TraceConfig
     from .trace.lifecycle import configure as configure
@@ -30,18 +32,20 @@ _HOMES = {
     "TraceConfig": "config",
     "Trajectory": "model",
     "TrajectoryKey": "model",
-    "annotate": "capture.scope",
-    "carry": "capture.scope",
+    "annotate": "capture.rollouts",
+    "carry": "capture.carrying",
     "configure": "lifecycle",
-    "detached": "capture.scope",
+    "detached": "capture.carrying",
+    "extract": "capture.carrying",
     "flush": "lifecycle",
+    "inject": "capture.carrying",
     "llm_trace": "capture.decorators",
     "open_store": "store",
-    "reward": "capture.scope",
+    "reward": "capture.rollouts",
     "rollout_trace": "capture.decorators",
     "shutdown": "lifecycle",
     "tool_trace": "capture.decorators",
-    "trajectory": "capture.scope",
+    "trajectory": "capture.rollouts",
 }
 
 __all__ = sorted(_HOMES)

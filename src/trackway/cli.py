@@ -232,7 +232,7 @@ def sync(
     from trackway.trace.exporters.sync import run
 
     try:
-        code = run(_open(store).path, follow=follow, say=_say)
+        code = run(_open(store).path, follow=follow, say=_tell)
     except KeyboardInterrupt:
         code = 0 if follow else 130
     raise typer.Exit(code)
@@ -256,8 +256,8 @@ def ui(
 
     uri = tracking_uri(path, load_settings(path).tracking_uri)
     if uri.startswith(("http://", "https://")):
-        _say(f"this store is sent to the MLflow server at {uri.rpartition('@')[2]}")
-        _say(_HOW_TO_FILTER)
+        _tell(f"this store is sent to the MLflow server at {uri.rpartition('@')[2]}")
+        _tell(_HOW_TO_FILTER)
     else:
         _serve(path, uri, host, port, browser=not no_open)
 
@@ -276,9 +276,10 @@ def _serve(path: Path, uri: str, host: str, port: int, *, browser: bool) -> None
     try:
         socket.create_server((host, port)).close()
     except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
         other = port + 1 if port < 65535 else 5000
-        _fail(f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); try --port {other}")
-    _say("starting the MLflow UI; Ctrl-C ends it")
+        _fail(f"cannot listen on {host}:{port} ({reason}); try --port {other}")
+    _tell("starting the MLflow UI; Ctrl-C ends it")
 
     def stop(_number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -314,8 +315,8 @@ def _welcome(server: subprocess.Popen[bytes], host: str, port: int, browser: boo
         experiments = _experiments(host, port)
     address = f"http://{host}:{port}"
     pages = [f"{address}/#/experiments/{number}/traces" for number in experiments] or [address]
-    _say("\n".join(f"MLflow UI:       {page}" for page in pages))
-    _say(_HOW_TO_FILTER)
+    _tell("\n".join(f"MLflow UI:       {page}" for page in pages))
+    _tell(_HOW_TO_FILTER)
     if browser:
         webbrowser.open(pages[0])
 
@@ -521,6 +522,12 @@ def _write(text: str) -> None:
         # The reader has seen enough, as `head` does. Nothing more may be flushed into the pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
+
+
+def _tell(text: str) -> None:
+    from trackway.viewers.text import visible
+
+    _write(f"{visible(text)}\n")
 
 
 def _say(text: str) -> None:

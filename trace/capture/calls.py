@@ -2,51 +2,74 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
+
+from trackway.decoders import find_tokenizer
 
 from .. import semconv
 from ..model import Kind
 from . import snapshot
-from .scope import Rollout, Scope
+from .scope import Elsewhere, Rollout, Scope
+from .streams import StreamTokens, Tokens
 
 if TYPE_CHECKING:
     from .recorder import Recorder
 
 MAX_ITEMS = 1_000
-"""Items of a generator that are kept; all are counted."""
+"""Items of a generator that are kept, the last one among them; all are counted."""
+_SHOWN = (str, int, float, list, tuple, dict)
 _MAX_PARTS = 8  # of a tuple or list that may each hold token sequences
-
-Tokens = dict[str, tuple[Any, ...]]
 
 
 class Target:
     """A decorated function: its name, its kind and the names of its parameters.
 
     Attributes:
+        owner: the object whose method, or which itself, was decorated; None for a plain function.
+        streams: whether it is a generator function.
         wrapper: the decorated function itself; set once it exists.
     """
 
-    __slots__ = ("_bound", "_name", "keywords", "kind", "name", "positional", "variadic", "wrapper")
+    __slots__ = (
+        "_bound",
+        "kind",
+        "name",
+        "owner",
+        "positional",
+        "signature",
+        "streams",
+        "variadic",
+        "wrapper",
+    )
 
     def __init__(self, fn: Any, kind: Kind, name: str | None) -> None:
         self.kind: Kind = kind
         self.wrapper: Any = None
-        function = getattr(fn, "func", fn)
+        self.streams = False
+        function = fn
+        while isinstance(function, functools.partial):
+            function = function.func
         qualified = getattr(function, "__qualname__", None)
         if not isinstance(qualified, str):
             qualified = type(function).__qualname__
         self.name = name or qualified.rpartition("<locals>.")[2]
-        plain = getattr(function, "__name__", None)
-        self._name = plain if isinstance(plain, str) else ""
+        if inspect.ismethod(function):
+            self.owner = function.__self__
+        else:
+            self.owner = None if inspect.isroutine(function) else function
         self._bound: dict[type, bool] = {}
         self.positional: tuple[str, ...] = ()
         self.variadic = "args"
+        self.signature: inspect.Signature | None = None
         try:
-            parameters = inspect.signature(fn).parameters.values()
+            self.signature = inspect.signature(fn)
         except (TypeError, ValueError):
             return  # some builtins and mocks have none: arguments are recorded as a list
+        parameters = self.signature.parameters.values()
         self.positional = tuple(
             item.name
             for item in parameters
@@ -56,101 +79,140 @@ class Target:
 
     def is_bound(self, first: Any) -> bool:
         """Say whether the first argument is the instance, or class, that the function was called on."""
-        kind = first if isinstance(first, type) else type(first)
+        kind = first if issubclass(type(first), type) else type(first)
         known = self._bound.get(kind)
         if known is None:
             known = self._bound[kind] = any(
-                self._is_here(vars(base).get(self._name)) for base in kind.__mro__
+                self._is_here(attribute) for base in kind.__mro__ for attribute in list(vars(base).values())
             )
         return known
 
     def _is_here(self, attribute: Any) -> bool:
-        if isinstance(attribute, classmethod):
+        # By its type: isinstance() would run the property __class__ that some proxies have.
+        if type(attribute) is classmethod:
             attribute = attribute.__func__
         # Other decorators may stand above ours.
         while attribute is not None and attribute is not self.wrapper:
-            attribute = getattr(attribute, "__wrapped__", None) if inspect.isfunction(attribute) else None
+            attribute = getattr(attribute, "__wrapped__", None) if type(attribute) is FunctionType else None
         return attribute is not None
 
-    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Name the arguments as the function's signature does, the instance left out."""
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Name the arguments as the function's signature does.
+
+        Returns:
+            The instance, or class, that it was called on, and the other arguments.
+        """
+        owner = self.owner
         named = dict(zip(self.positional, args, strict=False))
         if len(args) > len(self.positional):
             named[self.variadic] = list(args[len(self.positional) :])
         if args and self.positional and self.is_bound(args[0]):
-            del named[self.positional[0]]
+            owner = named.pop(self.positional[0])
         named.update(kwargs)
-        return named
+        return owner, named
 
 
 class Call(Scope):
     """The open span of one decorated call."""
 
-    __slots__ = ("_items", "_yielded")
+    __slots__ = ("_items", "_owner", "_stream", "_yielded")
 
     def __init__(
         self,
         recorder: Recorder,
         rollout: Rollout,
-        parent: Scope | None,
+        parent: Scope | Elsewhere | None,
         target: Target,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
         super().__init__(recorder, rollout, parent, target.name, target.kind)
-        arguments = target.arguments(args, kwargs)
-        self.prompt, rest = split_tokens(arguments, recorder.token_fields)
-        self.inputs = recorder.snapshot(rest) if rest else None
+        self._owner: Any = None
         self._items: list[Any] | None = None
+        self._stream: StreamTokens | None = None
         self._yielded = 0
+        if target.streams:
+            self.items = ()
+        if parent is not None and parent.status != "running":
+            self.note(f"{target.name} was called after the call around it had ended; see trackway.detached")
+        try:
+            self._owner, arguments = target.arguments(args, kwargs)
+            self.prompt, rest = split_tokens(arguments, recorder.token_fields)
+            self.inputs = recorder.snapshot(rest) if rest else None
+        except Exception as error:
+            self._lose("arguments", error)
 
     def succeed(self, result: Any) -> None:
-        self.recorder.guard(self._succeed, result)
-
-    def _succeed(self, result: Any) -> None:
-        try:
-            self._keep(result)
-        finally:
-            self.close()
-
-    def _keep(self, result: Any) -> None:
-        self.response, rest = tokens_of(result, self.recorder.token_fields)
-        self.output = self.recorder.snapshot(rest)
+        self.recorder.guard(self._end, result)
 
     def fail(self, error: BaseException) -> None:
-        self.recorder.guard(self.close, error)
+        self.recorder.guard(self._end, None, error)
 
     def item(self, item: Any) -> None:
         self._yielded += 1
-        if self._items is None:
-            self._items = []
-        if len(self._items) < MAX_ITEMS:
-            self._items.append(self.recorder.snapshot(item))
-
-    def succeed_stream(self, value: Any) -> None:
-        self.recorder.guard(self._succeed_stream, value)
-
-    def _succeed_stream(self, value: Any) -> None:
-        try:
-            self._count()
-            if value is not None:
-                self._keep(value)
-        finally:
-            self.close()
+        self.recorder.guard(self._keep_item, item)
 
     def stop_early(self) -> None:
-        self.recorder.guard(self._stop_early)
+        self.add(semconv.STOPPED_EARLY, True)
+        self.recorder.guard(self._end, None)
 
-    def _stop_early(self) -> None:
+    def _end(self, result: Any, error: BaseException | None = None) -> None:
         try:
-            self._count()
-            self.extra = {**(self.extra or {}), semconv.STOPPED_EARLY: True}
+            if self.items is not None:
+                self._finish_items()
+            if result is not None:
+                self._keep(result)
+            if self.recorder.config.token2text:
+                self.tokenizer = self._find_tokenizer()
         finally:
-            self.close()
+            self._owner = None
+            self.close(error)
 
-    def _count(self) -> None:
-        self.extra = {semconv.ITEMS_YIELDED: self._yielded}
+    def _keep(self, result: Any) -> None:
+        try:
+            tokens, rest = tokens_of(result, self.recorder.token_fields)
+            self.response = tokens or self.response
+            self.output = self.recorder.snapshot(rest)
+        except Exception as error:
+            self._lose("result", error)
+
+    def _keep_item(self, item: Any) -> None:
+        try:
+            tokens, rest = tokens_of(item, self.recorder.token_fields)
+            if tokens:
+                if self._stream is None:
+                    self._stream = StreamTokens()
+                self._stream.add(tokens)
+            if self._items is None:
+                self._items = []
+            if len(self._items) == MAX_ITEMS:
+                self._items.pop()
+            self._items.append(self.recorder.snapshot(rest))
+        except Exception as error:
+            self._lose("items", error)
+
+    def _finish_items(self) -> None:
+        self.add(semconv.ITEMS_YIELDED, self._yielded)
         self.items = tuple(self._items or ())
+        if self._stream is not None:
+            self.response = self._stream.whole()
+
+    def _find_tokenizer(self) -> Any:
+        """Give the tokenizer of the object that was called, or else of one whose method called it.
+
+        Looked for when the call ends, since many objects load theirs at first use.
+        """
+        scope: Scope | Elsewhere | None = self
+        while isinstance(scope, Call):
+            tokenizer = None if scope._owner is None else find_tokenizer(scope._owner)
+            if tokenizer is not None:
+                return tokenizer
+            scope = scope.parent
+        return None
+
+    def _lose(self, what: str, error: Exception) -> None:
+        self.note(snapshot.clean(f"{what} lost: {type(error).__name__}: {snapshot.message(error)}"))
+        self.recorder.trouble(f"could not record the {what} of a call", error)
 
 
 def tokens_of(value: Any, names: Mapping[str, str]) -> tuple[Tokens | None, Any]:
@@ -176,11 +238,9 @@ def tokens_of(value: Any, names: Mapping[str, str]) -> tuple[Tokens | None, Any]
     if not fields or names.keys().isdisjoint(fields):
         return None, value
     tokens, rest = split_tokens(fields, names)
-    if tokens and not isinstance(value, Mapping) and not snapshot.is_record(value):
+    if tokens and not snapshot.is_record(value) and kind is not dict:
         # An object whose class declares no fields is shown by the plain values beside its tokens.
-        rest = {
-            name: item for name, item in rest.items() if isinstance(item, (str, int, float, bool, list, dict))
-        }
+        rest = {name: item for name, item in rest.items() if issubclass(type(item), _SHOWN)}
     return (tokens, rest) if tokens else (None, value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, TypeVar, overload
 
@@ -90,6 +91,9 @@ def _wrap(kind: Kind, fn: Any, *, name: str | None) -> Any:
         wrapper = _function(fn, target)
     # A partial or a callable object has a __dict__ of its own that is not the wrapper's business.
     functools.update_wrapper(wrapper, fn, updated=("__dict__",) if inspect.isfunction(fn) else ())
+    if target.signature is not None:
+        # inspect.getfullargspec, and with it older schema builders, do not follow __wrapped__.
+        wrapper.__signature__ = target.signature
     target.wrapper = wrapper
     return wrapper
 
@@ -135,6 +139,8 @@ def _coroutine(fn: Callable[..., Any], target: Target) -> Callable[..., Any]:
 
 
 def _generator(fn: Callable[..., Any], target: Target) -> Callable[..., Any]:
+    target.streams = True
+
     def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         recorder = runtime.get()
         call = None if recorder is None else recorder.begin(target, args, kwargs)
@@ -150,9 +156,10 @@ def _generator(fn: Callable[..., Any], target: Target) -> Callable[..., Any]:
                 item = resume()
             except StopIteration as stop:
                 call.leave()
-                call.succeed_stream(stop.value)
+                call.succeed(stop.value)
                 return stop.value
             except BaseException as error:
+                resume = _nothing  # it may hold this very error, whose traceback holds this frame
                 call.leave()
                 call.fail(error)
                 raise
@@ -184,13 +191,15 @@ def _close(call: Call | NotSampled, generator: Any) -> None:
 
 
 def _async_generator(fn: Callable[..., Any], target: Target) -> Callable[..., Any]:
+    target.streams = True
+
     async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         recorder = runtime.get()
         call = None if recorder is None else recorder.begin(target, args, kwargs)
         if call is None:
             call = NotSampled()  # an async generator cannot delegate with `yield from`
         generator: Any = None
-        resume: Callable[[], Any] = lambda: generator.asend(None)  # noqa: E731
+        resume: Callable[[], Any] = lambda: _first(generator)  # noqa: E731
         while True:
             call.enter()
             try:
@@ -199,9 +208,10 @@ def _async_generator(fn: Callable[..., Any], target: Target) -> Callable[..., An
                 item = await resume()
             except StopAsyncIteration:
                 call.leave()
-                call.succeed_stream(None)
+                call.succeed(None)
                 return
             except BaseException as error:
+                resume = _nothing  # it may hold this very error, whose traceback holds this frame
                 call.leave()
                 call.fail(error)
                 raise
@@ -218,6 +228,20 @@ def _async_generator(fn: Callable[..., Any], target: Target) -> Callable[..., An
                 resume = functools.partial(generator.asend, sent)
 
     return wrapper
+
+
+def _first(generator: Any) -> Any:
+    """Start a generator unknown to the event loop, which would close it at its end together with ours."""
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return generator.asend(None)
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+
+
+def _nothing() -> None:
+    pass
 
 
 async def _aclose(call: Call | NotSampled, generator: Any) -> None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from sys import byteorder
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from trackway.decoders import HFDecoder, decode_cut
+from trackway.decoders import DecoderError, HFDecoder, decode_cut
 
 from .. import semconv
 from ..model import Kind
 from ..store import otlp
 from . import snapshot
 from .payload import PayloadFormat
-from .scope import Failure, Scope
+from .scope import Failure, Reward, Scope
+from .streams import StreamTokens, Tokens
 
 if TYPE_CHECKING:
     from ..config import TraceConfig
@@ -31,6 +33,10 @@ _OPERATIONS: Mapping[Kind, str] = {
     "rollout": "invoke_agent",
     "llm": "chat",
     "tool": "execute_tool",
+}
+_UNKNOWN = {
+    semconv.PROMPT_TEXT: semconv.PROMPT_UNKNOWN,
+    semconv.RESPONSE_TEXT: semconv.RESPONSE_UNKNOWN,
 }
 _MIN_SHARED = 8
 """Shorter common beginnings of two sequences are not worth a reference."""
@@ -48,25 +54,44 @@ class SpanEncoder:
     def __init__(self, config: TraceConfig, token_fields: Mapping[str, str]) -> None:
         self._config = config
         self._payload = PayloadFormat(config, token_fields)
-        self._decoders: dict[int, tuple[Any, HFDecoder]] = {}
-        self._warned = False
+        self._decoders: dict[int | str, tuple[Any, HFDecoder]] = {}
+        self._said: set[str] = set()
 
     def encode(self, scope: Scope) -> bytes:
-        """Encode a scope, finished or still open.
+        """Encode a scope that has ended.
 
         A part that cannot be encoded is left out and named in ``trackway.notes``; the rest is kept.
         """
-        return self._encode(scope, self._payloads)
+        encoded = self._encode(scope, self._payloads)
+        rollout = scope.rollout
+        if rollout.generations is not None:
+            rollout.generations += scope.kind == "llm"
+            if rollout.generations == 0 and not rollout.sequence and self._is_whole(scope):
+                self._say_once(
+                    f"rollout {rollout.key or rollout.trace_id} ended without a call of a function decorated "
+                    "with @llm_trace: its generations are not recorded one by one"
+                )
+        return encoded
+
+    @staticmethod
+    def _is_whole(scope: Scope) -> bool:
+        return scope.parent is None and scope.kind in ("trajectory", "rollout") and scope.status == "ok"
+
+    def _say_once(self, text: str) -> None:
+        kind = text[:7]
+        if kind not in self._said:
+            self._said.add(kind)
+            log.warning("%s", text)
 
     def encode_open(self, scope: Scope) -> bytes:
         """Encode a scope that has not ended: what is known of it so far."""
         return self._encode(scope, self._arguments)
 
     def _encode(self, scope: Scope, payloads: Callable[[Scope, dict[str, Any]], object]) -> bytes:
-        attributes: dict[str, Any] = {semconv.KIND: scope.kind, **scope.rollout.tags}
+        attributes: dict[str, Any] = {semconv.KIND: scope.kind, **scope.rollout.tags, **(scope.extra or {})}
         if scope.policy_version is not None:
             attributes[semconv.POLICY_VERSION] = scope.policy_version
-        notes: list[str] = []
+        notes = attributes[semconv.NOTES] = list(attributes.get(semconv.NOTES, ()))
         for part in (self._identity, payloads, self._root):
             try:
                 part(scope, attributes)
@@ -76,8 +101,8 @@ class SpanEncoder:
                 notes.append(snapshot.clean(f"{name} lost: {type(error).__name__}: {error}"))
         if scope.parent is None and scope.rollout.dropped:
             notes.append(f"{scope.rollout.dropped} spans of this rollout were dropped: the queue was full")
-        if notes:
-            attributes[semconv.NOTES] = notes
+        if not notes:
+            del attributes[semconv.NOTES]
         span = self._span(scope, attributes)
         try:
             return orjson.dumps(span)
@@ -96,11 +121,12 @@ class SpanEncoder:
             events.append(_event(semconv.EXCEPTION_EVENT, span.end_time, self._exception(scope.failure)))
         elif scope.status == "ok":
             code = otlp.OK
-        if scope.parent is None:
-            events.extend(self._rewards(scope))
+        if scope.rewards:
+            events.extend(self._rewards(scope.rewards))
         attributes[semconv.STATUS] = scope.status
         # What other instrumentation put on the span stays, but cannot replace what we know.
-        attributes = {**dict(span.attributes or {}), **attributes}
+        others = dict(span.attributes or {})
+        attributes = {**{key: self._payload.attribute(key, others[key]) for key in others}, **attributes}
         encoded = {
             "traceId": f"{context.trace_id:032x}",
             "spanId": f"{context.span_id:016x}",
@@ -124,33 +150,44 @@ class SpanEncoder:
         elif scope.kind in ("rollout", "trajectory"):
             attributes[semconv.AGENT_NAME] = name
 
-    def _arguments(self, scope: Scope, attributes: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-        found: dict[str, tuple[Any, ...]] = {}
+    def _arguments(self, scope: Scope, attributes: dict[str, Any]) -> Tokens:
+        tokens = dict(scope.prompt or {})
         if scope.inputs is not None:
             name = semconv.TOOL_ARGUMENTS if scope.kind == "tool" else semconv.INPUT
-            attributes[name] = self._payload.json(scope.inputs, found)
-        return found
+            attributes[name] = self._payload.json(scope.inputs, tokens)
+        return tokens
 
     def _payloads(self, scope: Scope, attributes: dict[str, Any]) -> None:
-        tool = scope.kind == "tool"
         given = self._arguments(scope, attributes)
-        made: dict[str, tuple[Any, ...]] = {}
+        made = dict(scope.response or {})
+        name = semconv.TOOL_RESULT if scope.kind == "tool" else semconv.OUTPUT
         if scope.items is not None:
-            items = [self._payload.value(item, made) for item in scope.items]
-            if scope.output is not None:
-                items.append(self._payload.value(scope.output, made))
-            attributes[semconv.TOOL_RESULT if tool else semconv.OUTPUT] = orjson.dumps(items).decode()
+            attributes[name] = self._items(scope, made)
+        elif isinstance(scope.output, str) and scope.kind == "tool":
+            attributes[name] = self._payload.text(scope.output)
         elif scope.output is not None:
-            plain_text = tool and isinstance(scope.output, str)
-            text = self._payload.text(scope.output) if plain_text else self._payload.json(scope.output, made)  # type: ignore[arg-type]
-            attributes[semconv.TOOL_RESULT if tool else semconv.OUTPUT] = text
-        if scope.extra:
-            attributes.update(scope.extra)
-        tokens = {**given, **made, **(scope.prompt or {}), **(scope.response or {})}
-        if tokens:
-            self._tokens(scope, tokens, attributes)
+            attributes[name] = self._payload.json(scope.output, made)
+        for what in given.keys() & made.keys():
+            if given[what] != made[what]:
+                note = f"{what} ids of the result are kept, and not the others in the arguments"
+                attributes[semconv.NOTES].append(note)
+        if given or made:
+            self._tokens(scope, {**given, **made}, attributes)
 
-    def _tokens(self, scope: Scope, tokens: dict[str, tuple[Any, ...]], attributes: dict[str, Any]) -> None:
+    def _items(self, scope: Scope, made: Tokens) -> str:
+        """Give the items of a generator as JSON; ``made`` receives the token sequences inside of them."""
+        items: list[Any] = []
+        stream = StreamTokens()
+        for item in scope.items or ():
+            found = dict(made)
+            items.append(self._payload.value(item, found))
+            stream.add({what: part for what, part in found.items() if what not in made})
+        if scope.output is not None:
+            items.append(self._payload.value(scope.output, made))
+        made.update(stream.whole())
+        return orjson.dumps(items).decode()
+
+    def _tokens(self, scope: Scope, tokens: Tokens, attributes: dict[str, Any]) -> None:
         prompt, response = tokens.get("prompt"), tokens.get("response")
         decoder = self._decoder(scope) if self._config.token2text else None
         rollout = scope.rollout
@@ -210,28 +247,36 @@ class SpanEncoder:
     ) -> None:
         attributes[name] = _ids_json(ids)
         if decoder is not None:
-            attributes[text_name] = snapshot.clean(decode_cut(decoder, ids, self._config.max_length).text)
+            cut = decode_cut(decoder, ids, self._config.max_length)
+            attributes[text_name] = snapshot.clean(cut.text)
+            if cut.unknown:
+                attributes[_UNKNOWN[text_name]] = cut.unknown
 
     def _decoder(self, scope: Scope) -> HFDecoder | None:
         tokenizer = self._config.tokenizer if scope.tokenizer is None else scope.tokenizer
         if tokenizer is None:
-            if not self._warned:
-                self._warned = True
-                log.warning(
-                    "token2text is on, but no tokenizer is known: token ids are recorded without text. "
-                    "Pass one: trackway.configure(tokenizer=...), a tokenizer or its path"
-                )
+            self._say_once(
+                "token2text is on, but no tokenizer is known: token ids are recorded without text. "
+                "Pass one: trackway.configure(tokenizer=...), a tokenizer or its path"
+            )
             return None
-        known = self._decoders.get(id(tokenizer))
+        name = os.fspath(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else id(tokenizer)
+        known = self._decoders.get(name)
         if known is None:
+            try:
+                decoder = HFDecoder(tokenizer, skip_special_tokens=self._config.skip_special_tokens)
+            except DecoderError as error:
+                self._say_once(f"decoder: {error}; token ids are recorded without text")
+                return None
             if len(self._decoders) >= _MAX_DECODERS:
                 self._decoders.pop(next(iter(self._decoders)))
             # The tokenizer is kept beside its decoder, so that its id cannot be given to another one.
-            known = (tokenizer, HFDecoder(tokenizer, skip_special_tokens=self._config.skip_special_tokens))
-            self._decoders[id(tokenizer)] = known
+            known = self._decoders[name] = (tokenizer, decoder)
         return known[1]
 
     def _root(self, scope: Scope, attributes: dict[str, Any]) -> None:
+        for name, value in list((scope.annotations or {}).items()):
+            attributes[semconv.ANNOTATION_PREFIX + snapshot.clean(name)] = self._payload.field(name, value)
         if scope.parent is not None:
             return
         rollout = scope.rollout
@@ -239,14 +284,10 @@ class SpanEncoder:
         attributes[semconv.EXPERIMENT] = rollout.experiment
         if rollout.run_id:
             attributes[semconv.RUN_ID] = rollout.run_id
-        if rollout.policy_version is not None:
-            attributes[semconv.POLICY_VERSION_END] = rollout.policy_version
-        for name, value in list(rollout.annotations.items()):
-            attributes[semconv.ANNOTATION_PREFIX + snapshot.clean(name)] = self._payload.json(value)
 
-    def _rewards(self, scope: Scope) -> list[dict[str, Any]]:
+    def _rewards(self, rewards: Iterable[Reward]) -> list[dict[str, Any]]:
         events = []
-        for name, value, explanation, time_ns in list(scope.rollout.rewards):
+        for name, value, explanation, time_ns in list(rewards):
             field = semconv.EVALUATION_LABEL if isinstance(value, str) else semconv.EVALUATION_VALUE
             facts: dict[str, Any] = {
                 semconv.EVALUATION_NAME: snapshot.clean(name),
@@ -286,9 +327,10 @@ def _integers(ids: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _ids_json(ids: tuple[Any, ...]) -> str:
     try:
-        return orjson.dumps(ids, default=str).decode()
+        return orjson.dumps(ids, default=snapshot.placeholder).decode()
     except TypeError:  # beyond 64 bits: no token id, but what was recorded
-        return orjson.dumps([item if abs(item) < 2**63 else str(item) for item in ids], default=str).decode()
+        plain = [str(item) if type(item) is int and not -(2**63) <= item < 2**63 else item for item in ids]
+        return orjson.dumps(plain, default=snapshot.placeholder).decode()
 
 
 def shared_beginning(old: tuple[Any, ...], new: tuple[Any, ...]) -> int:

@@ -42,22 +42,31 @@ class PayloadFormat:
             if not self._needs_care(value):
                 return orjson.Fragment(value)
             return self._walk(orjson.loads(value), found if found is not None else {})
+        if type(value) is int and not -(2**63) <= value < 2**64:
+            return str(value)  # more than JSON's readers take
         return value
 
     def json(self, value: Snapshot, found: dict[str, tuple[Any, ...]] | None = None) -> str:
         """Give a snapshot as JSON text."""
         if isinstance(value, bytes) and not self._needs_care(value):
             return value.decode()
-        plain = self.value(value, found)
-        if isinstance(plain, int) and not -(2**63) <= plain < 2**64:
-            plain = str(plain)
-        return orjson.dumps(plain).decode()
+        return orjson.dumps(self.value(value, found)).decode()
+
+    def field(self, name: str, value: Snapshot) -> str:
+        """Give the snapshot of a named value as JSON text."""
+        if self._redactor.is_secret_name(name, value):
+            return orjson.dumps(MASK).decode()
+        return self.json(value)
+
+    def attribute(self, name: str, value: Any) -> Any:
+        """Give an attribute that other instrumentation has set."""
+        if self._redactor.is_secret_name(name, value):
+            return MASK
+        return self.text(value) if isinstance(value, str) else value
 
     def text(self, text: str) -> str:
         """Mask, cut and clean one text."""
-        text = snapshot.clean(text)
-        if text.startswith("data:"):
-            text = snapshot.shorten_data_url(text)
+        text = snapshot.shorten_data_urls(snapshot.clean(text))
         if self._max_text is not None and len(text) > self._max_text:
             text = cut_text(text, self._max_text).text
         return self._redactor.text(text)
@@ -68,7 +77,7 @@ class PayloadFormat:
             or b"\\u0000" in data
             or (self._max_text is not None and len(data) > self._max_text)
             or len(data) > 2 * self._max_items
-            or b'"data:' in data
+            or (b";base64," in data and len(data) >= snapshot.MAX_DATA_URL)
             or any(mark in data for mark in self._field_marks)
         )
 

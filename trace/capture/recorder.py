@@ -19,7 +19,7 @@ from trackway.samplers import HeadSampler
 from .. import semconv
 from . import snapshot
 from .calls import Call, Target
-from .scope import NotSampled, Rollout, Scope, current
+from .scope import NotSampled, Rollout, Scope, carried_run, current
 from .snapshot import Snapshot
 from .writer import Writer
 
@@ -113,16 +113,19 @@ class Recorder:
             policy_version,
             config.project,
             experiment or config.experiment,
-            run_id or config.run_id or self._active_run(),
+            run_id or config.run_id or self.active_run(),
         )
 
-    def _active_run(self) -> str | None:
-        if "mlflow" not in self.config.backend or "mlflow" not in sys.modules:
+    def active_run(self) -> str | None:
+        """Give the MLflow run that is active in this thread, or was where its work was carried from."""
+        if "mlflow" not in self.config.backend:
             return None
         with suppress(Exception):
+            # Only a program that has imported it can have a run.
             run = sys.modules["mlflow"].active_run()
-            return None if run is None else str(run.info.run_id)
-        return None
+            if run is not None:
+                return str(run.info.run_id)
+        return carried_run()
 
     def begin(
         self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]

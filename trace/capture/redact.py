@@ -11,7 +11,7 @@ _NAMES = (
     r"api[_-]?key|apikey|secret|secrets|client[_-]?secret|secret[_-]?key|password|passwd|pwd|passphrase"
     r"|authorization|proxy[_-]authorization|auth[_-]?token|access[_-]?token|refresh[_-]?token|id[_-]?token"
     r"|bearer[_-]?token|api[_-]?token|hf[_-]?token|hub[_-]?token|github[_-]?token|credentials?"
-    r"|private[_-]?key|access[_-]?key(?:[_-]?id)?|cookie|set[_-]cookie|x[_-]api[_-]key|wandb[_-]?key"
+    r"|private[_-]?key|access[_-]?key(?:[_-]?id)?|cookies?|set[_-]cookie|x[_-]api[_-]key|wandb[_-]?key"
 )
 _SHAPES = (
     r"\bsk-[A-Za-z0-9_\-]{8,}"  # OpenAI, Anthropic and others
@@ -23,11 +23,17 @@ _SHAPES = (
     r"|\beyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"|(?<=[?&])(?:api[_-]?key|key|token|access_token|auth|password|secret|sig|signature)=[^&\s\"'<>]{6,}"
 )
 _HINTS = (
     rb"api.?key|secret|passw|pwd|passphrase|authorization|token|credential|private.?key|access.?key|cookie"
     rb"|wandb.?key|sk-|hf_|ghp_|gho_|ghs_|ghu_|glpat|xox|github_pat|AKIA|earer|Basic |eyJ|PRIVATE KEY|://"
+    rb"|[?&](?:key|auth|sig)"
 )
+
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+"""Where one word ends in a name such as openaiApiKey."""
 
 
 class Redactor:
@@ -39,11 +45,12 @@ class Redactor:
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         known = "|".join([_NAMES, *(re.escape(name) for name in names)])
-        # A name counts at the end of a longer one too: OPENAI_API_KEY, x-auth-token.
-        self._name = re.compile(rf"(?:^|.*[_\-. ])(?:{known})", re.IGNORECASE)
+        # A name counts at the end of a longer one too, and numbered: OPENAI_API_KEY, x-auth-token, apiKeys2.
+        self._name = re.compile(rf"(?:^|.*[_\-. ])(?:{known})s?[_\-]?\d*", re.IGNORECASE)
         # "token" alone also names a piece of text, and eos_token a mark: only what looks like a variable
-        # of an environment, or a long word without spaces, is taken for a credential.
+        # of an environment, or a word with digits or dashes in it, is taken for a credential.
         self._token = re.compile(r"[A-Z0-9_]*_TOKEN|[Tt]oken|TOKEN")
+        self._credential = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9\-.:])[A-Za-z0-9._~+/=:\-]{8,}")
         self._shape = re.compile(_SHAPES)
         hints = b"|".join([_HINTS, *(re.escape(name.encode()) for name in names)])
         self._hint = re.compile(hints, re.IGNORECASE)
@@ -54,11 +61,11 @@ class Redactor:
 
     def is_secret_name(self, name: str, value: object) -> bool:
         """Say whether the value of a field must not be shown."""
-        if not isinstance(value, (str, list, dict)) or not value:
+        if not isinstance(value, (str, bytes, list, dict)) or not value:
             return False  # numbers are counts (max_tokens), not keys
         if self._token.fullmatch(name):
-            return isinstance(value, str) and len(value) >= 8 and not any(mark.isspace() for mark in value)
-        return self._name.fullmatch(name) is not None
+            return isinstance(value, str) and self._credential.fullmatch(value) is not None
+        return any(self._name.fullmatch(spelling) for spelling in (name, _HUMP.sub("_", name)))
 
     def text(self, text: str) -> str:
         """Mask what looks like a credential inside a text."""

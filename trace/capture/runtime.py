@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -18,7 +19,11 @@ _STARTERS = ("TRACKWAY_STORE", "TRACKWAY_BACKEND")
 def _start_from_environment() -> None:
     if any(os.environ.get(name) for name in _STARTERS):
         # By name, since this package may not import what is built on top of it.
-        importlib.import_module("trackway.trace.lifecycle").configure()
+        lifecycle = importlib.import_module("trackway.trace.lifecycle")
+        try:
+            lifecycle.configure()
+        except Exception as error:  # here it would reach the rollout that happened to be the first
+            logging.getLogger("trackway").error("nothing is recorded in this process: %s", error)
 
 
 _recorder: Recorder | None = None

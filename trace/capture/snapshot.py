@@ -9,13 +9,15 @@ that are not data (clients, sessions, locks, generators) become a short typed pl
 from __future__ import annotations
 
 import base64
+import ctypes
 import datetime
 import enum
 import hashlib
 import os
+import re
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -27,8 +29,11 @@ Snapshot = bytes | str | int | float | bool | None
 MAX_DEPTH = 100
 MAX_PREVIEW_BYTES = 64
 MAX_DATA_URL = 1024
+MAX_HASHED_IMAGE = 16 * 2**20
+"""Bytes; the hash of a larger image would take the caller's thread too long."""
 _EDGE = 8  # items shown at each end of a long array
 
+_DATA_URL = re.compile(rf"(data:[\w.+/;=-]{{0,200}};base64,)([A-Za-z0-9+/_=-]{{{MAX_DATA_URL},}})")
 _SECRET_TYPES = {"SecretStr", "SecretBytes", "Secret"}
 
 
@@ -64,34 +69,66 @@ def sequence(value: Any) -> tuple[Any, ...] | None:
         The items as plain Python numbers, or None when the value is not such a sequence.
     """
     kind = type(value)
-    if kind is tuple:
-        items: Any = value
-    elif kind is list:
+    items: Any
+    if kind is list or kind is tuple or kind is range:
         items = tuple(value)
     elif kind.__module__.partition(".")[0] in ("numpy", "torch", "array", "builtins") and hasattr(
         kind, "tolist"
     ):
+        if not _is_here(value):
+            return None
         items = value.tolist()
         if isinstance(items, list) and len(items) == 1 and isinstance(items[0], list):
             items = items[0]
         items = tuple(items) if isinstance(items, list) else None
-    elif kind is range:
-        items = tuple(value)
     else:
         return None
-    if items and not _is_number(items[0]) and items[0] is not None:
+    if items and not (_may_be_item(items[0]) and _may_be_item(items[-1])):
         # A list of numpy numbers is common; a list of lists or of dicts is not a sequence of tokens.
-        if type(items[0]).__module__.partition(".")[0] not in ("numpy", "torch"):
+        items = tuple(item.item() if _is_scalar(item) else item for item in items)
+        if not (_may_be_item(items[0]) and _may_be_item(items[-1])):
             return None
-        items = tuple(item.item() if hasattr(type(item), "item") else item for item in items)
-        if not _is_number(items[0]):
-            return None
+    if items and items is not value:
+        _untrack(items)
     return items  # type: ignore[no-any-return]
 
 
 def _is_number(value: Any) -> bool:
     kind = type(value)
     return kind is int or kind is float or kind is bool
+
+
+def _may_be_item(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+def _is_here(value: Any) -> bool:
+    """Say whether the numbers are in this computer's memory: the caller would have to wait for others."""
+    device = getattr(value, "device", None)
+    return getattr(device, "type", device) in (None, "cpu")
+
+
+def _is_scalar(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "ndim", None) == 0
+
+
+def _untracker() -> Callable[[Any], object]:
+    try:
+        untrack = ctypes.pythonapi.PyObject_GC_UnTrack
+    except AttributeError:  # not CPython
+        return lambda _: None
+    untrack.argtypes = [ctypes.py_object]
+    untrack.restype = None
+    return untrack
+
+
+_untrack = _untracker()
+"""Takes a tuple of numbers from the garbage collector's list.
+
+The collector does so itself, but only after it has gone three times over every item: for a few thousand
+token ids, on the thread that made them, that takes longer than all the rest of recording a call.
+"""
 
 
 def fields(value: Any) -> Mapping[str, Any] | None:
@@ -111,7 +148,10 @@ def fields(value: Any) -> Mapping[str, Any] | None:
         names = getattr(kind, "_fields", None)
         return dict(zip(names, value, strict=False)) if names else None
     if issubclass(kind, Mapping):
-        return {key: value[key] for key in value}
+        try:
+            return {key: value[key] for key in value}
+        except Exception:
+            return None  # its snapshot will say so
     declared = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__attrs_attrs__", None)
     if declared:
         names = [item if isinstance(item, str) else item.name for item in declared]
@@ -165,13 +205,28 @@ def clean(text: str) -> str:
     return text.replace("\x00", "␀") if "\x00" in text else text
 
 
-def shorten_data_url(text: str) -> str:
-    """Replace the body of a long ``data:`` URL by its size and hash."""
-    head, comma, body = text.partition(",")
-    if not comma or len(head) > 200 or len(body) < MAX_DATA_URL:
+def shorten_data_urls(text: str) -> str:
+    """Replace the bodies of long ``data:`` URLs by their size and hash, wherever in a text they stand."""
+    if len(text) < MAX_DATA_URL or ";base64," not in text:
         return text
-    digest = hashlib.sha256(body.encode("utf-8", "replace")).hexdigest()[:16]
-    return f"{head},⟨{len(body)} characters, sha256 {digest}⟩"
+    return _DATA_URL.sub(_shorten, text)
+
+
+def _shorten(match: re.Match[str]) -> str:
+    body = match[2]
+    return f"{match[1]}⟨{len(body)} characters, sha256 {_digest(body.encode())}⟩"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def message(error: BaseException) -> str:
+    """Give the message of an exception, whatever its ``__str__`` does."""
+    try:
+        return str(error)
+    except Exception:
+        return "<no message: its __str__ raised>"
 
 
 class _Plain:
@@ -186,10 +241,16 @@ class _Plain:
         try:
             return self._convert(value)
         except Exception as error:
-            return f"<{type(value).__qualname__}: {type(error).__name__} while recording>"
+            return _failed(value, error)
 
     def deep(self, value: Any, depth: int = 0) -> Any:
         """Convert a whole value with cycles, odd keys and odd text in it."""
+        try:
+            return self._deep(value, depth)
+        except Exception as error:
+            return _failed(value, error)
+
+    def _deep(self, value: Any, depth: int) -> Any:
         kind = type(value)
         if value is None or kind is bool or kind is float:
             return value
@@ -200,9 +261,9 @@ class _Plain:
         if issubclass(kind, str):
             return clean(str.__str__(value))
         if issubclass(kind, int):
-            return self.deep(int(value))
+            return self.deep(int.__int__(value))
         if issubclass(kind, float):
-            return float(value)
+            return float.__float__(value)
         if id(value) in self.open:
             return "<cycle>"
         if depth > MAX_DEPTH:
@@ -236,7 +297,7 @@ class _Plain:
         if module == "torch" and hasattr(kind, "detach"):
             return self._torch(value)
         if module == "PIL" and hasattr(kind, "getbands"):
-            return {"image": {"mode": str(value.mode), "size": list(value.size)}}
+            return {"image": _image(value)}
         if module == "pydantic" and kind.__name__.partition("[")[0] in _SECRET_TYPES:
             return "**********"
         if issubclass(kind, str):
@@ -245,19 +306,17 @@ class _Plain:
             data = bytes(value[:MAX_PREVIEW_BYTES])
             return {"bytes": len(value), "base64": base64.b64encode(data).decode()}
         if issubclass(kind, BaseException):
-            return {"type": kind.__qualname__, "message": clean(_message(value))}
+            return {"type": kind.__qualname__, "message": clean(message(value))}
         if issubclass(kind, (set, frozenset)):
             return sorted(value, key=_sort_key)
-        if issubclass(kind, deque):
+        if issubclass(kind, deque) or (issubclass(kind, tuple) and not hasattr(kind, "_fields")):
             return list(value)
         if kind is range:
             return list(value) if len(value) <= self.max_array_items else str(value)
-        if issubclass(kind, Decimal):
+        if issubclass(kind, (Decimal, complex, os.PathLike, uuid.UUID)):
             return str(value)
-        if issubclass(kind, os.PathLike):
-            return str(value)
-        if issubclass(kind, (datetime.date, datetime.time, uuid.UUID)):
-            return str(value)
+        if issubclass(kind, (datetime.date, datetime.time)):
+            return value.isoformat()
         if issubclass(kind, datetime.timedelta):
             return value.total_seconds()
         if is_record(value):
@@ -271,17 +330,33 @@ class _Plain:
         if value.size > self.max_array_items:
             flat = value.reshape(-1)
             return _summary(value.shape, value.dtype, flat[:_EDGE].tolist(), flat[-_EDGE:].tolist())
-        return value.tolist()
+        if value.dtype.kind in "mM":
+            return value.astype(str).tolist()  # tolist() alone makes integers of nanoseconds
+        plain = value.tolist()
+        return float(plain) if type(plain) is type(value) else plain  # longdouble gives itself
 
     def _torch(self, value: Any) -> Any:
         tensor = value.detach()
-        if tensor.device.type != "cpu":
-            # Reading it would make the caller wait for the device.
+        if not _is_here(tensor):
             return {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "device": str(tensor.device)}
         if tensor.numel() > self.max_array_items:
             flat = tensor.reshape(-1)
             return _summary(tensor.shape, tensor.dtype, flat[:_EDGE].tolist(), flat[-_EDGE:].tolist())
         return tensor.tolist()
+
+
+def _failed(value: Any, error: Exception) -> str:
+    return f"<{type(value).__qualname__}: {type(error).__name__} while recording>"
+
+
+def _image(value: Any) -> dict[str, Any]:
+    facts = {"mode": str(value.mode), "size": list(value.size)}
+    stored = vars(value)
+    # An image that was opened and not read yet is left so: its file may be slow, or closed by now.
+    loaded = stored.get("_im", stored.get("im")) is not None
+    if loaded and value.width * value.height * len(value.getbands()) <= MAX_HASHED_IMAGE:
+        facts["sha256"] = _digest(value.tobytes())
+    return facts
 
 
 def _summary(shape: Iterable[int], dtype: Any, head: list[Any], tail: list[Any]) -> dict[str, Any]:
@@ -306,10 +381,3 @@ def _key(key: Any) -> str:
 
 def _sort_key(value: Any) -> tuple[str, str]:
     return type(value).__qualname__, str(value) if isinstance(value, (str, int, float, bytes)) else ""
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "<no message: its __str__ raised>"

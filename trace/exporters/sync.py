@@ -201,7 +201,10 @@ def save_settings(config: TraceConfig) -> None:
     """
     path = config.store / CONFIG
     draft = path.with_name(f"{CONFIG}.{os.getpid()}.new")
-    draft.write_bytes(orjson.dumps(to_dict(config), option=orjson.OPT_INDENT_2))
+    # A tracking URI may hold credentials, so nobody else may read it.
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(file, "wb") as output:
+        output.write(orjson.dumps(to_dict(config), option=orjson.OPT_INDENT_2))
     draft.replace(path)
 
 

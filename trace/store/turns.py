@@ -78,10 +78,8 @@ def _conversation(generations: Sequence[Span], tools: Sequence[Span]) -> list[Tu
     known: dict[bytes, int] = {}
     for number, span in enumerate(generations):
         before = [tool for tool in tools if tool.start_ns < span.start_ns] if number == 0 else []
-        replies = [_tool_turn(tool, orphan=True) for tool in before]
-        last_tools = _trailing_tools(turns)
-        said = _new_messages(span, known, bool(last_tools))
-        replies += said
+        said = _new_messages(span, known, tools_told=bool(turns) and turns[-1].role == "tool")
+        replies = _with_tools(said, [_tool_turn(tool, orphan=True) for tool in before])
         added = _added(span, sequence)
         if added or (number == 0 and not said and _prompt_text(span)):
             _give_tokens(turns, replies, added, span, first=number == 0)
@@ -98,11 +96,12 @@ def _conversation(generations: Sequence[Span], tools: Sequence[Span]) -> list[Tu
     return turns
 
 
-def _trailing_tools(turns: Sequence[Turn]) -> int:
-    count = 0
-    while count < len(turns) and turns[-1 - count].role == "tool":
-        count += 1
-    return count
+def _with_tools(said: Sequence[Turn], tools: list[Turn]) -> list[Turn]:
+    """Put tools that ran before the first generation where the messages have their replies, else in front."""
+    replies = [turn for turn in said if turn.role == "tool"]
+    spare = tools[: max(0, len(tools) - len(replies))]
+    rest = iter(tools[len(spare) :])
+    return [*spare, *(next(rest, turn) if turn.role == "tool" else turn for turn in said)]
 
 
 def _added(span: Span, sequence: tuple[int, ...]) -> tuple[int, ...]:
@@ -317,7 +316,7 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
     return messages if messages and len(messages) == sum(item is not None for item in value) else []
 
 
-def _new_messages(span: Span, known: dict[bytes, int], tools_ran: bool) -> list[Turn]:
+def _new_messages(span: Span, known: dict[bytes, int], *, tools_told: bool) -> list[Turn]:
     """Give the messages of a generation's input that no earlier turn has said.
 
     Each message counts as often as it was seen, wherever it stands: a context that was trimmed or put in
@@ -332,7 +331,7 @@ def _new_messages(span: Span, known: dict[bytes, int], tools_ran: bool) -> list[
             continue
         known[mark] = seen[mark]
         turn = _message_turn(message)
-        if turn.role == "tool" and tools_ran:
+        if turn.role == "tool" and tools_told:
             continue  # the tool's own span has told it
         turns.append(turn)
     return turns

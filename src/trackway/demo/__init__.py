@@ -79,7 +79,7 @@ def run(
     try:
         batches = _batches(engine, tokenizer, prompts, group, turns, temperature, steps, validation)
         asyncio.run(_play(console, engine, batches, total=steps * prompts * group + validation))
-        _say(console, f"played in {(time.time_ns() - started) / 1e9:.0f} s")
+        _say(console, f"played in {(time.time_ns() - started) / 1e9:.1f} s")
         with console.status("waiting until everything is written and sent"):
             status = trackway.flush(timeout=60)
     finally:
@@ -167,7 +167,7 @@ def _show(console: Console, store: Store, status: StoreStatus, rows: list[Summar
     console.print(table(rows))
     failure, why = _failure(store, rows)
     _say(console, f"\n{why}:\n")
-    console.print(replay(failure))
+    console.print(replay(failure, max_chars=500))
     _say(
         console,
         f"\n{status.trajectories:,} trajectories are in {store.path}: {status.recorded:,} spans recorded, "

@@ -21,7 +21,7 @@ class CalculatorAgent:
     @rollout_trace(name="calculator_agent")
     async def run(self, task: Task, seed: int) -> str | None:
         """Let the model speak at most ``turns`` times; return its answer, None where it gave none."""
-        ids = self.tokenizer.encode(prompt(task.question))
+        ids = self.encode(prompt(task.question))
         answer = None
         for turn in range(self.turns):
             generation = await self.generate(ids, seed=seed + turn)
@@ -37,7 +37,7 @@ class CalculatorAgent:
             except ValueError as error:
                 result = f"error: {error}"
             # The ids that were sampled go back in as they are; only the tool's reply is tokenized.
-            ids = [*ids, *generation.token_ids, *self.tokenizer.encode("\n" + message("tool", result) + OPEN)]
+            ids = [*ids, *generation.token_ids, *self.encode("\n" + message("tool", result) + OPEN)]
         reward("answer", 1.0 if answer == task.answer else 0.0)
         reward("format", 0.0 if answer is None else 0.1)
         return answer
@@ -55,6 +55,9 @@ class CalculatorAgent:
     @tool_trace(name="calculator")
     async def calculator(self, expression: str) -> str:
         return calculate(expression)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
 
 async def rollout(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +32,15 @@ def load_tokenizer() -> Any:
         DemoError: a package is missing, or the tokenizer cannot be had.
     """
     _require("transformers")
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
-    with redirect_stderr(io.StringIO()):  # progress bars; the demo shows one of its own
+    with _quiet():
         folder = _given()
         if folder is None:
             folder = _cache() / NAME
             if not folder.is_dir():  # the tokenizer alone is converted in seconds, so it has a folder of its own
                 folder = _converted(_cache() / f"{NAME}-tokenizer", _convert_tokenizer)
-        return _load(AutoTokenizer, folder)
+        return _load(PreTrainedTokenizerFast, folder)
 
 
 def load_model() -> tuple[Any, Any]:
@@ -51,11 +53,11 @@ def load_model() -> tuple[Any, Any]:
     """
     _require("torch", "transformers")
     import torch
-    from transformers import AutoTokenizer, LlamaForCausalLM
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-    with redirect_stderr(io.StringIO()):
+    with _quiet():
         folder = _given() or _converted(_cache() / NAME, _convert_model)
-        tokenizer = _load(AutoTokenizer, folder)
+        tokenizer = _load(PreTrainedTokenizerFast, folder)
         return tokenizer, _load(LlamaForCausalLM, folder, dtype=torch.float32).eval()
 
 
@@ -86,10 +88,12 @@ def _load(loader: Any, folder: Path, **options: Any) -> Any:
     try:
         return loader.from_pretrained(folder, local_files_only=True, **options)
     except Exception as error:
-        raise DemoError(f"{folder} cannot be loaded ({error}); delete that folder and try again.") from error
+        reason = str(error).strip().partition("\n")[0]
+        remedy = f"unset {OVERRIDE}" if _given() else "delete that folder and try again"
+        raise DemoError(f"{folder} cannot be loaded ({reason}); {remedy}.") from error
 
 
-def _converted(folder: Path, convert: Any) -> Path:
+def _converted(folder: Path, convert: Callable[[Path, Path], None]) -> Path:
     """Return the folder, made by ``convert(gguf, folder)`` if it is not there yet.
 
     It appears whole or not at all; of two processes that convert at once the first one wins.
@@ -152,3 +156,22 @@ def _convert_model(gguf: Path, folder: Path) -> None:
     fresh = LlamaForCausalLM(LlamaConfig(**config))
     fresh.load_state_dict(quantized.state_dict())
     fresh.half().save_pretrained(folder)  # float16 halves the cache; the weights were 4-bit
+    # transformers 4 would overlook what 5 writes here, and compute something else; 5 reads both.
+    saved = json.loads((folder / "config.json").read_text())
+    if rope := saved.pop("rope_parameters", None):
+        saved["rope_theta"] = rope["rope_theta"]
+    (folder / "config.json").write_text(json.dumps(saved, indent=2))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back the notes and progress bars of transformers and gguf."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(level)

@@ -42,7 +42,8 @@ class ScriptedEngine:
         draw = random.Random(seed)
         await asyncio.sleep(draw.uniform(0.001, 0.01))
         text = self._reply(self._tokenizer.decode(prompt_ids), draw, careless=temperature > 0)
-        ids = [*self._tokenizer.encode(text), *list(stop_ids)[:1]][:max_tokens]
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = [*ids, *list(stop_ids)[:1]][:max_tokens]
         log_probs = [-draw.expovariate(8.0) for _ in ids]
         return Generation(ids, log_probs, "stop" if ids[-1] in stop_ids else "length")
 

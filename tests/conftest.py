@@ -1,0 +1,25 @@
+"""Every test starts with nothing configured, in an environment that steers nothing, and with failures of
+Trackway's own raised instead of swallowed."""
+
+import os
+
+import pytest
+
+import trackway
+from trackway.trace.capture import runtime
+
+
+@pytest.fixture(autouse=True)
+def _nothing_from_outside(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("TRACKWAY_", "MLFLOW_", "OTEL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TRACKWAY_STRICT", "1")
+    assert runtime.get() is None, "an earlier test left the recording on"
+    yield
+    trackway.shutdown()
+
+
+@pytest.fixture
+def swallowing(monkeypatch):
+    """Let failures inside Trackway be swallowed, as outside of tests."""
+    monkeypatch.delenv("TRACKWAY_STRICT")
