@@ -52,5 +52,5 @@ def _attribute(owner: Any, name: str) -> Any:
             except AttributeError:
                 return None
         if value is not None:
-            return None if _is(value, property) else value
+            return value
     return None

@@ -91,6 +91,15 @@ def test_a_piece_is_with_the_token_that_completes_it() -> None:
     assert pieces.index("😀") == len(ids) - 2
 
 
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("name", [name for name in {**SMALL, **LARGE} if name != "word piece"])
+def test_text_does_not_wait_for_the_end_where_a_table_gives_it(name: str, skip: bool) -> None:
+    tokenizer = {**SMALL, **LARGE}[name]()
+    stream = HFDecoder(tokenizer, skip_special_tokens=skip).stream()
+    assert stream.feed(ids_of(tokenizer, "The quick brown fox")).strip() == "The quick brown fox"
+    assert stream.flush() == ""
+
+
 def test_text_comes_as_early_as_it_is_certain() -> None:
     stream = HFDecoder(byte_level()).stream()
     first, *others, last = ids_of(byte_level(), "😀")

@@ -418,6 +418,20 @@ def test_recorded_attributes_read_back_exactly(destination: Destination, project
             assert type(stored[name]) is type(expected)
 
 
+def test_the_resource_stands_on_the_root_and_where_it_differs(destination: Destination, project: str) -> None:
+    trajectory = rollout(project=project)
+    here, there = {"host.name": "a", "process.pid": 1}, {"host.name": "b"}
+    spans = [replace(span, resource=there if span.kind == "tool" else here) for span in trajectory.spans]
+    destination.export(replace(trajectory, spans=tuple(spans)))
+    trace = destination.one(trajectory)
+    found = {span.name: span.get_attribute("trackway.resource") for span in trace.data.spans}
+    assert {name: value for name, value in found.items() if value} == {
+        "trajectory": here,
+        "calculator": there,
+    }
+    assert "host.name" not in trace.info.tags
+
+
 def test_token_usage_of_spans_and_trace(destination: Destination, project: str) -> None:
     trajectory = rollout(project=project)
     inner = replace(trajectory.spans[2], span_id="a" * 16, parent_id=trajectory.spans[2].span_id)
@@ -559,6 +573,11 @@ def test_traces_are_linked_to_their_run(destination: Destination, project: str) 
     found = destination.search(project, run_id=run)
     assert sorted(trace.info.trace_id for trace in found) == sorted(f"tr-{t.trace_id}" for t in trajectories)
     assert {trace.info.trace_metadata["mlflow.sourceRun"] for trace in found} == {run}
+    # The search is content with the metadata; a run's own page lists the links.
+    database = sqlite3.connect(destination.config.store / "mlflow.db")
+    links = database.execute("SELECT source_id FROM entity_associations WHERE destination_id = ?", (run,))
+    assert sorted(name for (name,) in links) == sorted(f"tr-{t.trace_id}" for t in trajectories)
+    database.close()
 
 
 @pytest.mark.parametrize("run", ["f" * 32, "no \ud800 run"])
@@ -736,7 +755,7 @@ def test_one_bad_trace_does_not_keep_the_others(destination: Destination, projec
     assert "too large" in refused[beyond.trace_id]
     assert "no spans" in refused[empty.trace_id]
     # No half of a trace either: what has no spans is not listed.
-    found = {trace.info.trace_id for trace in destination.search(project)}
+    found = {trace.info.trace_id for trace in destination.search(project, include_spans=False)}
     assert found == {f"tr-{item.trace_id}" for item in good}
     assert {len(destination.one(item).data.spans) for item in good} == {5}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -324,29 +323,28 @@ def test_a_drifted_prompt_is_kept_exactly_with_the_place_where_it_parts() -> Non
     assert str(second.attributes["trackway.prompt.base"]).endswith(":30")
 
 
-def test_a_store_that_cannot_be_written_can_still_be_read(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_can_still_be_read() -> None:
     with recording() as recorded:
         record(step=1, sample_index=1)
         trackway.shutdown()
         for path in recorded.path.glob("index*"):
             path.unlink()
-        for path in recorded.path.rglob("*"):
+        for path in [recorded.path, *recorded.path.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
-        recorded.path.chmod(0o555)
-        code = (
-            f"import trackway; print([s.name for s in trackway.open_store({str(recorded.path)!r}).query()])"
-        )
-        command = [sys.executable, "-c", code]
-        if os.geteuid() == 0:
-            # Root may write anywhere: read as somebody who may not.
-            os.chmod(recorded.path.parent, 0o755)  # noqa: PTH101
-            command = ["setpriv", "--reuid=65534", "--clear-groups", *command]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, cwd="/")
-        finally:
-            recorded.path.chmod(0o755)
-            for path in recorded.path.rglob("*"):
-                path.chmod(0o755 if path.is_dir() else 0o644)
+        recorded.path.parent.chmod(0o755)
+        # Root may write anywhere, so the reader becomes somebody who may not.
+        code = textwrap.dedent(f"""
+            import os, trackway
+            trackway.open_store
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setuid(65534)
+            print([found.name for found in trackway.open_store({str(recorded.path)!r}).query()])
+        """)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+        for path in [recorded.path, *recorded.path.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        assert not list(recorded.path.glob("index*"))
     assert done.stdout.strip() == "['1/1/0']", done.stderr
 
 

@@ -131,6 +131,8 @@ class Call(Scope):
         self._items: list[Any] | None = None
         self._stream: StreamTokens | None = None
         self._yielded = 0
+        if target.kind == "llm":
+            rollout.generates = True
         if target.streams:
             self.items = ()
         if parent is not None and parent.status != "running":
@@ -215,12 +217,13 @@ class Call(Scope):
         self.recorder.trouble(f"could not record the {what} of a call", error)
 
 
-def tokens_of(value: Any, names: Mapping[str, str]) -> tuple[Tokens | None, Any]:
-    """Find the token sequences in a result.
+def tokens_of(value: Any, names: Mapping[str, str], depth: int = 2) -> tuple[Tokens | None, Any]:
+    """Find the token sequences in a result; those further inside are found by the writer.
 
     Args:
         value: what a function returned.
         names: field name -> what it holds: ``prompt``, ``response``, ``mask`` or ``logprobs``.
+        depth: how many tuples and lists to look into, one inside the other.
 
     Returns:
         The sequences by what they are (None when there are none), and the value without them.
@@ -228,9 +231,9 @@ def tokens_of(value: Any, names: Mapping[str, str]) -> tuple[Tokens | None, Any]
     kind = type(value)
     if kind is str or value is None or kind is int or kind is float or kind is bool:
         return None, value
-    if (kind is tuple or kind is list) and 0 < len(value) <= _MAX_PARTS:
-        for place, part in enumerate(value):
-            tokens, rest = tokens_of(part, names)
+    if kind is tuple or kind is list:
+        for place, part in enumerate(value if depth and len(value) <= _MAX_PARTS else ()):
+            tokens, rest = tokens_of(part, names, depth - 1)
             if tokens:
                 return tokens, [*value[:place], rest, *value[place + 1 :]]
         return None, value

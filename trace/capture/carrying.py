@@ -52,7 +52,7 @@ def inject() -> dict[str, str]:
     if isinstance(scope, NotSampled):
         return {_CARRIER: json.dumps({"sampled": False})}
     rollout = scope.rollout
-    rollout.generations = None
+    rollout.generates = True
     key = None if rollout.key is None else str(rollout.key)
     carrier = {_CARRIER: json.dumps({"key": key, "policy_version": rollout.policy_version})}
     _PROPAGATOR.inject(carrier, scope.context)

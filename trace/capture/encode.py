@@ -64,18 +64,13 @@ class SpanEncoder:
         """
         encoded = self._encode(scope, self._payloads)
         rollout = scope.rollout
-        if rollout.generations is not None:
-            rollout.generations += scope.kind == "llm"
-            if rollout.generations == 0 and not rollout.sequence and self._is_whole(scope):
-                self._say_once(
-                    f"rollout {rollout.key or rollout.trace_id} ended without a call of a function decorated "
-                    "with @llm_trace: its generations are not recorded one by one"
-                )
+        whole = scope.parent is None and scope.kind in ("trajectory", "rollout") and scope.status == "ok"
+        if whole and not rollout.generates and not rollout.sequence:
+            self._say_once(
+                f"rollout {rollout.key or rollout.trace_id} ended without a call of a function decorated "
+                "with @llm_trace: its generations are not recorded one by one"
+            )
         return encoded
-
-    @staticmethod
-    def _is_whole(scope: Scope) -> bool:
-        return scope.parent is None and scope.kind in ("trajectory", "rollout") and scope.status == "ok"
 
     def _say_once(self, text: str) -> None:
         kind = text[:7]

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from trackway.samplers import HeadSampler
 
 from .. import semconv
-from . import snapshot
+from . import runtime, snapshot
 from .calls import Call, Target
 from .scope import NotSampled, Rollout, Scope, carried_run, current
 from .snapshot import Snapshot
@@ -49,6 +49,10 @@ class Recorder:
         config: the settings.
         every_second: called now and then from the writer's thread.
 
+    Attributes:
+        idle: whether nothing has been asked of it yet.
+        troubles: how often something went wrong inside Trackway.
+
     Raises:
         OSError: the store cannot be written.
     """
@@ -62,6 +66,7 @@ class Recorder:
             **dict.fromkeys(config.logprob_fields, "logprobs"),
         }
         self.troubles = 0
+        self.idle = True
         self._said: set[str] = set()
         self._strict = os.environ.get("TRACKWAY_STRICT") == "1"
         self._sampler = HeadSampler(config)
@@ -97,6 +102,7 @@ class Recorder:
 
     def sampled(self, key: TrajectoryKey) -> bool:
         """Decide whether a rollout is recorded."""
+        self.idle = False
         return self._sampler.decide(key.step, key.sample_index, validate=key.validate)
 
     def new_rollout(
@@ -135,6 +141,7 @@ class Recorder:
         Returns:
             None when the call is not recorded.
         """
+        self.idle = False
         parent = current()
         if isinstance(parent, NotSampled):
             return None
@@ -162,9 +169,13 @@ class Recorder:
         return list(self._open.values())
 
     def record(self, scope: Scope) -> None:
-        """Take a finished span."""
+        """Take a finished span; one that outlived this recorder goes to the next one of the same store."""
         self._open.pop(id(scope), None)
-        self.writer.put(scope)
+        if self.writer.put(scope):
+            return
+        heir = runtime.get()
+        if heir is None or heir.config.store != self.config.store or not heir.writer.put(scope):
+            self.writer.lose()
 
     def snapshot(self, value: Any) -> Snapshot:
         """Copy a value; see ``snapshot.take``."""

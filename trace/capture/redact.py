@@ -25,12 +25,18 @@ _SHAPES = (
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
     r"|(?<=[?&])(?:api[_-]?key|key|token|access_token|auth|password|secret|sig|signature)=[^&\s\"'<>]{6,}"
 )
-_HINTS = (
-    rb"api.?key|secret|passw|pwd|passphrase|authorization|token|credential|private.?key|access.?key|cookie"
-    rb"|wandb.?key|sk-|hf_|ghp_|gho_|ghs_|ghu_|glpat|xox|github_pat|AKIA|earer|Basic |eyJ|PRIVATE KEY|://"
-    rb"|[?&](?:key|auth|sig)"
+# Regular expressions take a tenth of a microsecond for each character, and hold the interpreter's lock: a
+# text is given to them only when it has one of these in it.
+_SHAPE_HINTS = (
+    *("sk-", "hf_", "hf-", "ghp", "gho", "ghs", "ghu", "glpat", "xox", "github_pat_", "AKIA"),
+    *("earer", "Basic ", "eyJ", "PRIVATE KEY", "://"),
+    *("key=", "token=", "auth=", "password=", "secret=", "sig=", "signature="),
 )
-
+_NAME_HINTS = (
+    *("apikey", "api_key", "api-key", "secret", "passw", "pwd", "passphrase", "authorization", "token"),
+    *("credential", "privatekey", "private_key", "private-key", "accesskey", "access_key", "access-key"),
+    *("cookie", "wandb"),
+)
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 """Where one word ends in a name such as openaiApiKey."""
@@ -52,12 +58,13 @@ class Redactor:
         self._token = re.compile(r"[A-Z0-9_]*_TOKEN|[Tt]oken|TOKEN")
         self._credential = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9\-.:])[A-Za-z0-9._~+/=:\-]{8,}")
         self._shape = re.compile(_SHAPES)
-        hints = b"|".join([_HINTS, *(re.escape(name.encode()) for name in names)])
-        self._hint = re.compile(hints, re.IGNORECASE)
+        hints = (*_SHAPE_HINTS, *_NAME_HINTS, *names)
+        self._hints = tuple(dict.fromkeys(hint.lower().encode() for hint in hints))
 
     def suspects(self, data: bytes) -> bool:
         """Say quickly whether a closer look is worth it."""
-        return self._hint.search(data) is not None
+        data = data.lower()
+        return any(hint in data for hint in self._hints)
 
     def is_secret_name(self, name: str, value: object) -> bool:
         """Say whether the value of a field must not be shown."""
@@ -69,4 +76,4 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Mask what looks like a credential inside a text."""
-        return self._shape.sub(MASK, text)
+        return self._shape.sub(MASK, text) if any(hint in text for hint in _SHAPE_HINTS) else text

@@ -42,7 +42,7 @@ class Rollout:
     __slots__ = (
         "dropped",
         "experiment",
-        "generations",
+        "generates",
         "key",
         "policy_version",
         "project",
@@ -71,11 +71,11 @@ class Rollout:
         self.dropped = 0
         self.trace_id = ""
         self.tags: dict[str, Any] = {semconv.UNATTACHED: True} if key is None else _tags(key)
-        # The writer's: the token ids of the last generation, the span that holds them, and how many
-        # generations it has seen; None when some may be seen by another process.
+        # Whether a generation was seen in it, or may be seen by another process.
+        self.generates = False
+        # The writer's: the token ids of the last generation, and the span that holds them.
         self.sequence: tuple[int, ...] = ()
         self.sequence_span = ""
-        self.generations: int | None = 0
 
     def elsewhere(self) -> Rollout:
         """Give the same rollout as another process has it: what it has said so far stays here."""

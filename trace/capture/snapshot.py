@@ -19,6 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import orjson
@@ -313,7 +314,7 @@ class _Plain:
             return list(value)
         if kind is range:
             return list(value) if len(value) <= self.max_array_items else str(value)
-        if issubclass(kind, (Decimal, complex, os.PathLike, uuid.UUID)):
+        if issubclass(kind, (Decimal, Fraction, complex, os.PathLike, uuid.UUID)):
             return str(value)
         if issubclass(kind, (datetime.date, datetime.time)):
             return value.isoformat()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing.util
 import os
 import socket
 import sys
@@ -19,10 +21,14 @@ from .scope import Scope
 if TYPE_CHECKING:
     from .recorder import Recorder
 
+log = logging.getLogger("trackway")
+
 INTERVAL = 0.05
 """Seconds between two looks at the queue: what a ``kill -9`` may cost."""
 HOUSEKEEPING = 1.0
 """Seconds between two updates of counters and open spans; also how long a span is open before it is shown."""
+CHILD_PATIENCE = 10.0
+"""Seconds that the end of a child of multiprocessing may wait for its writer."""
 _BATCH = 64
 _SPAN_BYTES = 1024  # a guess at what a queued scope weighs beside its payload
 
@@ -62,32 +68,48 @@ class Writer:
         self._asked = False
         self._closing = False
         self._closed = False
+        self._abandoned = False
         self._shown_open = False
         self._counters: tuple[Any, ...] = ()
         self._thread = threading.Thread(target=self._run, name="trackway-writer", daemon=True)
         self._save_counters()
         self._thread.start()
+        if multiprocessing.parent_process() is not None:
+            # The children of multiprocessing end without atexit.
+            multiprocessing.util.Finalize(None, self.close, (CHILD_PATIENCE,), exitpriority=-1)
 
     @property
     def name(self) -> str:
         """Name of this writer's segments."""
         return self._journal.name
 
-    def put(self, scope: Scope) -> None:
-        """Take a finished scope; when the queue is full, wait as configured, then count it as dropped."""
+    def put(self, scope: Scope) -> bool:
+        """Take a finished scope; when the queue is full, wait as configured, then count it as dropped.
+
+        Returns:
+            Whether this writer was still there to take it.
+        """
         size = _SPAN_BYTES + _weight(scope)
         with self._lock:
-            self.recorded += 1
             if self._closed:
-                self._drop("after shutdown")
-                return
+                return False
+            self.recorded += 1
             # A root span always finds room: without it the rollout would seem to run for ever.
             if scope.parent is not None and not self._has_room(size):
                 self._drop("queue full")
                 scope.rollout.dropped += 1
-                return
+                return True
             self._queued_bytes += size
             self._queue.append((scope, size))
+            return True
+
+    def lose(self) -> None:
+        """Count a scope that came after the end."""
+        with self._lock:
+            self.recorded += 1
+            self._drop("after shutdown")
+            if not self._abandoned:
+                self._save_counters()
 
     def _has_room(self, size: int) -> bool:
         if not self._queued_bytes or self._queued_bytes + size <= self._max_bytes:
@@ -116,6 +138,12 @@ class Writer:
         Returns:
             Whether all of it was written in time.
         """
+        if self._recorder.idle:
+            log.warning(
+                "recording was on in process %d, but no decorated function ran there and no trajectory(...) was "
+                "opened: nothing was recorded",
+                os.getpid(),
+            )
         self._closing = True
         self._wake.set()
         self._thread.join(timeout)
@@ -123,7 +151,7 @@ class Writer:
 
     def abandon(self) -> None:
         """Forget everything in a forked child: the parent will write it."""
-        self._closed = True
+        self._closed = self._abandoned = True
         # Another thread of the parent may have held the lock when it forked.
         self._lock = threading.Lock()
         self._queue.clear()

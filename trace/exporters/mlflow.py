@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -34,8 +33,10 @@ BATCH_TRACES = 50
 """Most traces in one call of MLflow; more gain nothing, and more than 100 cannot be linked to a run."""
 BATCH_CHARACTERS = 16_000_000
 """Most characters of attributes in one call of MLflow, unless a single trace has more."""
-OPEN_TRACES = 256
-"""Traces of another tracer provider that are remembered, so that spans which come later join theirs."""
+WAITING_TRACES = 4096
+"""Most traces of another tracer provider that wait for their root; the oldest is then written without."""
+WRITTEN_TRACES = 256
+"""Traces of another tracer provider that are remembered, so that spans which come after the root join it."""
 
 _PASSING = {
     "TEMPORARILY_UNAVAILABLE",  # also every OperationalError of the database: locked, full, away
@@ -73,7 +74,8 @@ class MlflowExporter(SpanExporter):
         self._store: Any = None
         self._experiments: dict[str, str] = {}
         self._unknown_runs: set[str] = set()
-        self._open: OrderedDict[int, list[ReadableSpan]] = OrderedDict()
+        self._waiting: dict[int, list[ReadableSpan]] = {}
+        self._written: dict[int, list[ReadableSpan]] = {}
 
     def export_trajectories(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
         """Write trajectories; one that was written before is brought up to date.
@@ -120,21 +122,22 @@ class MlflowExporter(SpanExporter):
 
         A trace is written when its root has come; spans that come after it are written with it again.
         """
-        complete: list[int] = []
+        arrived: dict[int, list[ReadableSpan]] = {}
         for span in spans:
-            if span.context is None:
-                continue
-            trace_id = span.context.trace_id
-            self._open.setdefault(trace_id, []).append(span)
-            self._open.move_to_end(trace_id)
-            complete.append(trace_id)
-        ready = [
-            self._open[trace_id]
-            for trace_id in dict.fromkeys(complete)
-            if any(span.parent is None for span in self._open[trace_id])
-        ]
-        while len(self._open) > OPEN_TRACES:
-            ready += _without_root(self._open.popitem(last=False)[1])
+            if span.context is not None:
+                arrived.setdefault(span.context.trace_id, []).append(span)
+        ready = []
+        for trace_id, some in arrived.items():
+            trace = [*self._waiting.pop(trace_id, ()), *self._written.pop(trace_id, ()), *some]
+            if any(span.parent is None for span in trace):
+                self._written[trace_id] = trace
+                ready.append(trace)
+            else:
+                self._waiting[trace_id] = trace
+        while len(self._waiting) > WAITING_TRACES:
+            ready.append(self._waiting.pop(next(iter(self._waiting))))
+        while len(self._written) > WRITTEN_TRACES:
+            del self._written[next(iter(self._written))]
         return self._export_traces(ready)
 
     def _export_traces(self, traces: Sequence[Sequence[ReadableSpan]]) -> SpanExportResult:
@@ -156,8 +159,8 @@ class MlflowExporter(SpanExporter):
 
     def shutdown(self) -> None:
         """Write the traces of ``export`` whose root never came."""
-        waiting = [spans for trace in self._open.values() for spans in _without_root(trace)]
-        self._open.clear()
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
         if waiting:
             self._export_traces(waiting)
 
@@ -258,10 +261,6 @@ def _remove_empty(store: Any, experiment: str, payload: TracePayload) -> None:
     tags = store.get_trace_info(payload.trace_id).tags
     if "mlflow.trace.spansLocation" not in tags:  # else an earlier delivery has spans there
         store.delete_traces(experiment_id=experiment, trace_ids=[payload.trace_id])
-
-
-def _without_root(trace: list[ReadableSpan]) -> list[list[ReadableSpan]]:
-    return [] if any(span.parent is None for span in trace) else [trace]
 
 
 def _batches(payloads: Sequence[TracePayload]) -> Iterator[list[TracePayload]]:

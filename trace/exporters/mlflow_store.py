@@ -6,11 +6,13 @@ import copy
 import fcntl
 import logging
 import os
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -66,15 +68,19 @@ def public(uri: str) -> str:
 
 def check_server(uri: str) -> None:
     """Raise ConnectionError when a server does not answer at all; MLflow itself would try for minutes."""
-    if not uri.startswith(("http://", "https://")):
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https"):
         return
+    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/health"
     try:
-        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5).close()
+        urllib.request.urlopen(address, timeout=5).close()
     except urllib.error.HTTPError as error:
         if error.code in (502, 503, 504):
             raise ConnectionError(f"no MLflow server behind {public(uri)}: HTTP {error.code}") from error
-    except OSError as error:
-        raise ConnectionError(f"the MLflow server at {public(uri)} does not answer: {error}") from error
+    except (OSError, HTTPException) as error:
+        # Which certificates are good enough is MLflow's business; it has settings for that.
+        if not isinstance(getattr(error, "reason", None), ssl.SSLError):
+            raise ConnectionError(f"the MLflow server at {public(uri)} does not answer: {error}") from error
 
 
 def open_store(uri: str) -> Any:

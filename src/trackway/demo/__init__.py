@@ -75,11 +75,16 @@ def run(
         token2text=True,
         sync="process",
     )
+    _say(
+        console,
+        f"{'SmolLM2-135M' if model else 'A script'} plays {steps} steps of {prompts} prompts × {group} rollouts, "
+        f"then {validation} for validation.",
+    )
     started = time.time_ns()
     try:
         batches = _batches(engine, tokenizer, prompts, group, turns, temperature, steps, validation)
         asyncio.run(_play(console, engine, batches, total=steps * prompts * group + validation))
-        _say(console, f"played in {(time.time_ns() - started) / 1e9:.1f} s")
+        _say(console, f"Played in {(time.time_ns() - started) / 1e9:.1f} s.")
         with console.status("waiting until everything is written and sent"):
             status = trackway.flush(timeout=60)
     finally:
@@ -100,10 +105,10 @@ def _load(console: Console, samples: int, *, model: bool) -> tuple[Any, Any]:
     from .scripted import ScriptedEngine
 
     if model:
-        with console.status("loading SmolLM2-135M-Instruct (the first time it is fetched and converted)"):
+        with console.status("loading SmolLM2-135M-Instruct; the first time it is fetched and converted"):
             tokenizer, weights = load_model()
         return tokenizer, Engine(weights)
-    with console.status("loading the tokenizer of SmolLM2 (the first time it is fetched and converted)"):
+    with console.status("loading the tokenizer of SmolLM2; the first time it is fetched and converted"):
         tokenizer = load_tokenizer()
     tasks = [task(index) for index in range(samples)]
     return tokenizer, ScriptedEngine(tokenizer, {each.question: each.expression for each in tasks})
@@ -174,7 +179,9 @@ def _show(console: Console, store: Store, status: StoreStatus, rows: list[Summar
         f"{status.exported:,} exported, {status.pending:,} pending, {status.dropped:,} dropped.",
     )
     if not status.destinations:
-        _say(console, "MLflow is not installed, so they are in the store only: pip install 'trackway[mlflow]'")
+        _say(
+            console, "MLflow is not installed, so they are in the store only: pip install 'trackway[mlflow]'"
+        )
     command, where = _command(), shlex.quote(_near(store.path))
     console.print("\nTry these:\n", style="bold")
     _say(console, f"  {command} ls --step 1 --max-reward 0.5 --store {where}")

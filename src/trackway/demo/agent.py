@@ -44,24 +44,32 @@ class CalculatorAgent:
 
     @llm_trace(name="generate")
     async def generate(self, prompt_ids: list[int], seed: int) -> Generation:
-        return await self.engine.generate(
+        generation: Generation = await self.engine.generate(
             prompt_ids,
             max_tokens=32,
             temperature=self.temperature,
             stop_ids=[self.tokenizer.eos_token_id],
             seed=seed,
         )
+        return generation
 
     @tool_trace(name="calculator")
     async def calculator(self, expression: str) -> str:
         return calculate(expression)
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
 
 async def rollout(
-    agent: CalculatorAgent, task: Task, *, step: int, sample_index: int, rollout_n: int, validate: bool = False
+    agent: CalculatorAgent,
+    task: Task,
+    *,
+    step: int,
+    sample_index: int,
+    rollout_n: int,
+    validate: bool = False,
 ) -> None:
     """Run the agent once. The weights that play step n are called version n, as in on-policy training."""
     with trajectory(

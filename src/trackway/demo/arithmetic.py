@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import random
+import warnings
 from dataclasses import dataclass
 
 SYSTEM = (
@@ -15,8 +16,22 @@ SYSTEM = (
 
 # A question, then what the assistant and the tool say in turn.
 EXAMPLES = (
-    ("What is 7 squared?", "<tool>7^2</tool>", "error: unknown: 7 ^ 2", "<tool>7*7</tool>", "49", "Answer: 49"),
-    ("What is 100 minus 64, divided by 4?", "<tool>100-64</tool>", "36", "<tool>36/4</tool>", "9", "Answer: 9"),
+    (
+        "What is 7 squared?",
+        "<tool>7^2</tool>",
+        "error: unknown: 7 ^ 2",
+        "<tool>7*7</tool>",
+        "49",
+        "Answer: 49",
+    ),
+    (
+        "What is 100 minus 64, divided by 4?",
+        "<tool>100-64</tool>",
+        "36",
+        "<tool>36/4</tool>",
+        "9",
+        "Answer: 9",
+    ),
     ("A box holds 7 pens. How many pens are in 4 boxes?", "<tool>7*4</tool>", "28", "Answer: 28"),
     ("Multiply 2 by 3, then add 15.", "<tool>2*3</tool>", "6", "<tool>6+15</tool>", "21", "Answer: 21"),
     ("What is half of 50?", "<tool>50/2</tool>", "25", "Answer: 25"),
@@ -84,7 +99,10 @@ def calculate(expression: str) -> str:
         ValueError: it is no such expression, or divides by zero.
     """
     try:
-        return f"{_value(ast.parse(expression.strip(), mode='eval').body):.10g}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Python thinks of the style of "12and 3" is for nobody
+            tree = ast.parse(expression.strip(), mode="eval")
+        return f"{_value(tree.body):.10g}"
     except (SyntaxError, RecursionError, MemoryError):
         raise ValueError(f"no expression: {expression}") from None
     except (ZeroDivisionError, OverflowError) as error:
@@ -92,8 +110,9 @@ def calculate(expression: str) -> str:
 
 
 def _value(node: ast.AST) -> float:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return float(node.value)
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+            return float(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:

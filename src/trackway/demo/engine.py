@@ -37,10 +37,12 @@ class _Request:
     log_probs: list[float] = field(default_factory=list)
 
     @property
-    def finish_reason(self) -> str | None:
-        if self.tokens and self.tokens[-1] in self.stop_ids:
-            return "stop"
-        return "length" if len(self.tokens) >= self.max_tokens else None
+    def stopped(self) -> bool:
+        return self.tokens[-1] in self.stop_ids
+
+    @property
+    def ended(self) -> bool:
+        return self.stopped or len(self.tokens) >= self.max_tokens or self.future.cancelled()
 
 
 class Engine:
@@ -127,7 +129,7 @@ class Engine:
                 continue
             for request in finished:
                 if not request.future.done():
-                    reason = request.finish_reason or "abort"
+                    reason = "stop" if request.stopped else "length"
                     request.future.set_result(Generation(request.tokens, request.log_probs, reason))
 
     def _step(self, arrived: list[_Request]) -> list[_Request]:
@@ -148,7 +150,7 @@ class Engine:
     def _forward(self, ids: Any, mask: Any, cache: Any) -> Any:
         """Return float32 [requests, vocabulary], the logits after the last of ``ids``."""
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        # by position, since the fourth is called past_key_values or cache, as the version of transformers has it
+        # By position: the fourth is called past_key_values or cache, as the version of transformers has it.
         return self._model(ids, mask, positions, cache, use_cache=True, logits_to_keep=1).logits[:, -1]
 
     def _prefill(self, prompts: list[list[int]]) -> tuple[Any, Any, Any]:
@@ -156,13 +158,12 @@ class Engine:
 
         shared = _common_prefix([*prompts, self._prefix])
         if 2 * shared < min(map(len, prompts)):
-            self._prefix = prompts[0][: _common_prefix(prompts)]
-            shared = len(self._prefix)
+            shared = _common_prefix(prompts)
             cache = _new_cache()
             if shared:
-                ids = torch.tensor([self._prefix])
+                ids = torch.tensor([prompts[0][:shared]])
                 self._forward(ids, torch.ones_like(ids), cache)
-            self._prefix_cache = _layers(cache)
+            self._prefix, self._prefix_cache = prompts[0][:shared], _layers(cache)
         shared = min(shared, *(len(prompt) - 1 for prompt in prompts))  # each keeps one token to compute
 
         rest = [prompt[shared:] for prompt in prompts]
@@ -180,43 +181,36 @@ class Engine:
         import torch
 
         if self._running:
-            parts = [(_layers(self._cache), self._mask), (_layers(cache), mask)]
-            width = max(part.shape[1] for _, part in parts)
-            pads = [width - part.shape[1] for _, part in parts]
-            pad = torch.nn.functional.pad
+            width = max(self._mask.shape[1], mask.shape[1])
+            before, after = width - self._mask.shape[1], width - mask.shape[1]
+            pairs = zip(_padded(_layers(self._cache), before), _padded(_layers(cache), after), strict=True)
             cache = _new_cache(
                 [
-                    tuple(
-                        torch.cat([pad(old, (0, 0, pads[0], 0)), pad(new, (0, 0, pads[1], 0))])
-                        for old, new in zip(olds, news, strict=True)
-                    )
-                    for olds, news in zip(parts[0][0], parts[1][0], strict=True)
+                    (torch.cat([keys, new_keys]), torch.cat([values, new_values]))
+                    for (keys, values), (new_keys, new_values) in pairs
                 ]
             )
-            mask = torch.cat([pad(part, (n, 0)) for (_, part), n in zip(parts, pads, strict=True)])
+            pad = torch.nn.functional.pad
+            mask = torch.cat([pad(self._mask, (before, 0)), pad(mask, (after, 0))])
         self._running = self._running + arrived
         self._cache, self._mask = cache, mask
 
     def _leave(self) -> list[_Request]:
         import torch
 
-        stay = [
-            row
-            for row, request in enumerate(self._running)
-            if not request.finish_reason and not request.future.cancelled()
-        ]
-        finished = [request for row, request in enumerate(self._running) if row not in stay]
+        ended = [request.ended for request in self._running]
+        finished = [request for request, end in zip(self._running, ended, strict=True) if end]
         if finished:
+            stay = [row for row, end in enumerate(ended) if not end]
             self._running = [self._running[row] for row in stay]
             rows = torch.tensor(stay, dtype=torch.long)
             mask = self._mask[rows]
             start = int(mask.any(0).int().argmax()) if stay else 0  # padding that nobody needs any more
             self._mask = mask[:, start:]
-            self._cache = _new_cache(
-                [(keys[rows, :, start:], values[rows, :, start:]) for keys, values in _layers(self._cache)]
-                if stay
-                else ()
-            )
+            layers = [
+                (keys[rows, :, start:], values[rows, :, start:]) for keys, values in _layers(self._cache)
+            ]
+            self._cache = _new_cache(layers if stay else ())
         return finished
 
     def _sample(self, requests: list[_Request], logits: Any) -> None:
@@ -251,3 +245,9 @@ def _new_cache(layers: Sequence[Any] = ()) -> Any:
 
 def _layers(cache: Any) -> list[tuple[Any, Any]]:
     return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def _padded(layers: Sequence[tuple[Any, Any]], count: int) -> list[tuple[Any, Any]]:
+    from torch.nn.functional import pad
+
+    return [(pad(keys, (0, 0, count, 0)), pad(values, (0, 0, count, 0))) for keys, values in layers]

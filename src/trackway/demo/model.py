@@ -38,7 +38,9 @@ def load_tokenizer() -> Any:
         folder = _given()
         if folder is None:
             folder = _cache() / NAME
-            if not folder.is_dir():  # the tokenizer alone is converted in seconds, so it has a folder of its own
+            if (
+                not folder.is_dir()
+            ):  # the tokenizer alone is converted in seconds, so it has a folder of its own
                 folder = _converted(_cache() / f"{NAME}-tokenizer", _convert_tokenizer)
         return _load(PreTrainedTokenizerFast, folder)
 
@@ -142,7 +144,11 @@ def _download(folder: Path) -> Path:
 def _convert_tokenizer(gguf: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    # without the clean-up that transformers 4 takes for granted, and that would remove spaces
+    tokenizer = AutoTokenizer.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, clean_up_tokenization_spaces=False
+    )
+    tokenizer.save_pretrained(folder)
 
 
 def _convert_model(gguf: Path, folder: Path) -> None:
