@@ -46,7 +46,7 @@ class TextCut:
     hidden: int
 
 
-def decode_cut(decoder: HFDecoder, ids: Any, max_length: int | None) -> Cut:
+def decode_cut(decoder: HFDecoder, ids: Any, max_length: int | None, *, continued: bool = False) -> Cut:
     """Decode at most ``max_length`` tokens: two thirds from the head, the rest, at least one, from the tail.
 
     No others are decoded, so a million ids cost what ``max_length`` costs. Between head and tail stands
@@ -55,6 +55,7 @@ def decode_cut(decoder: HFDecoder, ids: Any, max_length: int | None) -> Cut:
     Args:
         ids: as for ``HFDecoder.decode``; what can be sliced is not copied.
         max_length: in tokens; None shows everything, 0 only the marker.
+        continued: text came before, see ``HFDecoder.decode``.
 
     Raises:
         ValueError: ``max_length`` is negative or not an integer.
@@ -63,12 +64,12 @@ def decode_cut(decoder: HFDecoder, ids: Any, max_length: int | None) -> Cut:
     ids = _sliceable(ids)
     total = len(ids)
     if max_length is None or total <= max_length:
-        text = decoder.decode(ids)
+        text = decoder.decode(ids, continued=continued)
         return Cut(text, total, 0, _unknown(decoder, ids, text))
     size = max_length * 2 // 3
     head, head_text = _whole_characters(
         ids[:size],
-        decoder.decode,
+        lambda part: decoder.decode(part, continued=continued),
         lambda part, n: part[: len(part) - n],
         lambda text: text.endswith(_REPLACEMENT),
     )

@@ -40,7 +40,7 @@ def run(context, target, *args):
 
 def journal_lines(store):
     for path in sorted(Path(store).glob("journal/*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
             yield path, json.loads(line)
 
 

@@ -82,7 +82,7 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(NAMES, inner, max_size=5),
     max_leaves=25,
 )
-QUICK = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def same(one, other):
@@ -447,7 +447,7 @@ def test_chinese_stands_there_as_it_is_read():
     assert len(journal) < 1.2 * len(text.encode()) + 2000
 
 
-@pytest.mark.parametrize("limit", [0, 1, 7, 40, 250])
+@pytest.mark.parametrize("limit", [1, 7, 40, 250])
 def test_a_long_text_is_cut_inside_its_value_and_not_inside_the_json(limit):
     family = "👩‍👩‍👧‍👦"
     value = {

@@ -194,7 +194,14 @@ class SpanEncoder:
                 attributes[semconv.PROMPT_BASE] = f"{rollout.sequence_span}:{kept}"
             else:
                 kept = 0
-            self._ids(prompt[kept:], decoder, semconv.PROMPT_IDS, semconv.PROMPT_TEXT, attributes)
+            self._ids(
+                prompt[kept:],
+                decoder,
+                semconv.PROMPT_IDS,
+                semconv.PROMPT_TEXT,
+                attributes,
+                continued=kept > 0,
+            )
             if scope.kind == "llm":
                 attributes[semconv.INPUT_TOKENS] = len(prompt)
         if response is not None:
@@ -208,7 +215,14 @@ class SpanEncoder:
                 else:
                     start = 0
             text_decoder = None if start else decoder
-            self._ids(response[start:], text_decoder, semconv.RESPONSE_IDS, semconv.RESPONSE_TEXT, attributes)
+            self._ids(
+                response[start:],
+                text_decoder,
+                semconv.RESPONSE_IDS,
+                semconv.RESPONSE_TEXT,
+                attributes,
+                continued=bool(prompt),
+            )
             if scope.kind == "llm":
                 attributes[semconv.OUTPUT_TOKENS] = len(response)
         if (mask := tokens.get("mask")) is not None:
@@ -227,7 +241,8 @@ class SpanEncoder:
         texts = []
         place = 0
         for _, count in runs:
-            cut = decode_cut(decoder, response[place : place + count], self._config.max_length)
+            part = response[place : place + count]
+            cut = decode_cut(decoder, part, self._config.max_length, continued=True)
             texts.append(snapshot.clean(cut.text))
             place += count
         return orjson.dumps(texts).decode()
@@ -239,10 +254,12 @@ class SpanEncoder:
         name: str,
         text_name: str,
         attributes: dict[str, Any],
+        *,
+        continued: bool,
     ) -> None:
         attributes[name] = _ids_json(ids)
         if decoder is not None:
-            cut = decode_cut(decoder, ids, self._config.max_length)
+            cut = decode_cut(decoder, ids, self._config.max_length, continued=continued)
             attributes[text_name] = snapshot.clean(cut.text)
             if cut.unknown:
                 attributes[_UNKNOWN[text_name]] = cut.unknown
