@@ -614,7 +614,7 @@ def test_an_exception_is_gone_when_its_handler_is_done():
 # Errors
 
 
-class Odd(Exception):
+class OddError(Exception):
     def __init__(self, code):
         super().__init__(code)
         self.code = code
@@ -637,9 +637,9 @@ async def async_outer(error):
 
 @pytest.mark.parametrize("call", [outer, lambda error: asyncio.run(async_outer(error))])
 def test_an_exception_passes_untouched(call):
-    error = Odd(7)
+    error = OddError(7)
     with recording() as rec:
-        with pytest.raises(Odd) as caught:
+        with pytest.raises(OddError) as caught:
             call(error)
         (span,) = rec.spans()
     assert caught.value is error
@@ -649,9 +649,9 @@ def test_an_exception_passes_untouched(call):
     assert names[-2:] in (["outer", "inner"], ["async_outer", "inner"])
     assert names.count("wrapper") == 1
     assert span.status == "error"
-    assert span.error == f"{__name__}.Odd: 7"
+    assert span.error == f"{__name__}.OddError: 7"
     (event,) = span.events
-    assert event.attributes[semconv.EXCEPTION_TYPE] == f"{__name__}.Odd"
+    assert event.attributes[semconv.EXCEPTION_TYPE] == f"{__name__}.OddError"
     assert event.attributes[semconv.EXCEPTION_MESSAGE] == "7"
     assert "raise error" in event.attributes[semconv.EXCEPTION_STACKTRACE]
     assert event.time_ns == span.end_ns
@@ -672,13 +672,13 @@ def test_an_exception_keeps_the_context_of_its_caller():
 
 
 def test_an_exception_whose_text_cannot_be_made_is_recorded_without():
-    class Mute(Exception):
+    class MuteError(Exception):
         def __str__(self):
             raise RuntimeError("no text")
 
     with recording() as rec:
-        with pytest.raises(Mute):
-            outer(Mute())
+        with pytest.raises(MuteError):
+            outer(MuteError())
         (span,) = rec.spans()
     assert span.status == "error"
     assert "no message" in span.error
@@ -718,11 +718,13 @@ def test_a_timeout_closes_the_span_as_cancelled():
 
 
 def test_cancelled_rollouts_leave_nothing_open(tmp_path):
-    started = []
+    started, all_started = [], None
 
     @rollout_trace
     async def rollout(number):
         started.append(number)
+        if len(started) == 8:
+            all_started.set()
         await tool()
 
     @tool_trace
@@ -734,9 +736,10 @@ def test_cancelled_rollouts_leave_nothing_open(tmp_path):
             await rollout(number)
 
     async def main():
+        nonlocal all_started
+        all_started = asyncio.Event()
         tasks = [asyncio.create_task(one(number)) for number in range(8)]
-        while len(started) < 8:
-            await asyncio.sleep(0)
+        await all_started.wait()
         for task in tasks:
             task.cancel()
         return await asyncio.gather(*tasks, return_exceptions=True)
@@ -938,7 +941,11 @@ def test_a_tokenizer_that_raises_costs_only_the_text():
 
 
 def test_under_strict_a_failure_is_raised():
-    with recording(), trajectory(step=1, sample_index=1), pytest.raises(RuntimeError, match="neither a number"):
+    with (
+        recording(),
+        trajectory(step=1, sample_index=1),
+        pytest.raises(RuntimeError, match="neither a number"),
+    ):
         reward("quality", object())
 
 
@@ -960,7 +967,9 @@ def test_a_rollout_without_a_generation_is_listed_and_told_once(caplog):
     assert [(item.generations, item.tokens, item.reward) for item in trajectories] == [(0, 0, None)] * 4
     warnings = [record.getMessage() for record in caplog.records if "llm_trace" in record.getMessage()]
     assert len(warnings) == 1
-    assert warnings[0].startswith("rollout 1/0/0 ended without a call of a function decorated with @llm_trace")
+    assert warnings[0].startswith(
+        "rollout 1/0/0 ended without a call of a function decorated with @llm_trace"
+    )
 
 
 def test_a_rollout_that_generates_is_not_warned_about(caplog):

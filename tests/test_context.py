@@ -1,7 +1,6 @@
 """Where a call belongs: tasks, threads, executors, nested and overlapping rollouts, foreign telemetry."""
 
 import asyncio
-import logging
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -144,7 +143,9 @@ def test_rollouts_running_at_once_keep_to_themselves():
 def test_a_task_started_inside_belongs_to_the_rollout():
     async def main():
         with trajectory(step=1, sample_index=1):
-            await asyncio.gather(async_tool(1), asyncio.create_task(async_tool(2)), asyncio.to_thread(tool, 3))
+            await asyncio.gather(
+                async_tool(1), asyncio.create_task(async_tool(2)), asyncio.to_thread(tool, 3)
+            )
 
     with recording() as rec:
         asyncio.run(main())
@@ -220,9 +221,7 @@ def test_a_call_after_the_end_of_its_rollout_stays_with_it_and_is_noted():
     assert found.status == "ok"
     assert found.spans[1].parent_id == found.spans[0].span_id
     assert found.spans[1].start_ns >= found.spans[0].end_ns
-    assert found.notes == (
-        "tool was called after the call around it had ended; see trackway.detached",
-    )
+    assert found.notes == ("tool was called after the call around it had ended; see trackway.detached",)
 
 
 def test_a_reward_after_the_end_of_its_rollout_is_kept():
@@ -361,7 +360,9 @@ def test_a_carried_coroutine_function_is_one():
     with recording() as rec:
         asyncio.run(main())
         arguments = {
-            item.key and item.key.sample_index: [span.inputs["argument"] for span in item.spans if span.inputs]
+            item.key and item.key.sample_index: [
+                span.inputs["argument"] for span in item.spans if span.inputs
+            ]
             for item in rec.trajectories()
         }
     assert arguments == {1: ["first"], 2: ["second"], None: ["outside"]}
@@ -566,11 +567,15 @@ def test_the_global_provider_and_its_spans_are_left_alone(caplog):
     assert f"{inside.parent.span_id:016x}" == call.span_id
     assert f"{inside.context.trace_id:032x}" == found.trace_id
     assert theirs["the user's outside"].parent is None
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and "provider" in record.msg]
+    assert "provider" not in caplog.text.lower()
 
 
 def test_attributes_that_other_instrumentation_sets_are_kept_and_cannot_displace_the_tags(monkeypatch):
-    for name in ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_ATTRIBUTE_COUNT_LIMIT", "OTEL_SPAN_EVENT_COUNT_LIMIT"):
+    for name in (
+        "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT",
+        "OTEL_ATTRIBUTE_COUNT_LIMIT",
+        "OTEL_SPAN_EVENT_COUNT_LIMIT",
+    ):
         monkeypatch.setenv(name, "16")
     monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "10")
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")

@@ -13,9 +13,21 @@ import numpy
 import pytest
 
 import trackway
-from trackway import annotate, carry, extract, inject, llm_trace, reward, rollout_trace, tool_trace, trajectory
+from trackway import (
+    annotate,
+    carry,
+    extract,
+    inject,
+    llm_trace,
+    reward,
+    tool_trace,
+    trajectory,
+)
 from trackway.trace import semconv
 from trackway.trace.testing import recording
+
+# Python 3.12 warns of every fork of a process with threads; that it works is what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 
 fork = multiprocessing.get_context("fork")
 spawn = multiprocessing.get_context("spawn")
@@ -236,7 +248,9 @@ def test_without_a_carrier_the_work_is_a_trace_of_its_own(carrier):
                 tool("alone")
             tool("inside")
         trajectories = rec.trajectories()
-    assert sorted([span.inputs["argument"] for span in item.spans if span.inputs] for item in trajectories) == [
+    assert sorted(
+        [span.inputs["argument"] for span in item.spans if span.inputs] for item in trajectories
+    ) == [
         ["alone"],
         ["inside"],
     ]
@@ -244,7 +258,11 @@ def test_without_a_carrier_the_work_is_a_trace_of_its_own(carrier):
 
 @pytest.mark.parametrize(
     "carrier",
-    [{"trackway": "{"}, {"trackway": "[1]"}, {"trackway": '{"key": "1"}', "traceparent": f"00-{1:032x}-{1:016x}-01"}],
+    [
+        {"trackway": "{"},
+        {"trackway": "[1]"},
+        {"trackway": '{"key": "1"}', "traceparent": f"00-{1:032x}-{1:016x}-01"},
+    ],
 )
 def test_a_broken_carrier_is_told_and_harms_nothing(carrier, swallowing, caplog):
     with recording() as rec:
@@ -353,7 +371,9 @@ def test_text_is_utf8_whatever_the_locale(tmp_path):
 
 def test_a_limit_in_the_environment_does_not_reach_the_spans(tmp_path):
     store = tmp_path / "store"
-    code = PROGRAM + """
+    code = (
+        PROGRAM
+        + """
     from opentelemetry import trace
     @trackway.tool_trace
     def busy():
@@ -361,6 +381,7 @@ def test_a_limit_in_the_environment_does_not_reach_the_spans(tmp_path):
             trace.get_current_span().set_attribute(f"user.{number}", number)
     busy()
 """
+    )
     limits = {
         "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "16",
         "OTEL_ATTRIBUTE_COUNT_LIMIT": "16",

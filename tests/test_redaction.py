@@ -130,7 +130,8 @@ ORDINARY = {
     "secret": 42,
     "cookies_eaten": ["chocolate"],
     "task": "the task-force asked sk-8 riders to risk-assess",
-    "text": "Basic arithmetic: 1 + 1. The bearer of this; see https://example.org/a?b=c&keyboard=1",
+    "text": "Basic arithmetic: 1 + 1. The bearer certificate; see https://example.org/a?b=c&keyboard=1",
+    "packages": "sk-learn-contrib, hf-internal-testing/llama, task-oriented-dialogue",
     "email": "write to a@b.org: or x:y@z",
 }
 
@@ -166,8 +167,11 @@ SHAPES = {
     "a GitHub token": "ghp_0123456789abcdefghij",
     "a fine-grained GitHub token": "github_pat_0123456789abcdefghij_x",
     "an AWS key": "AKIA0123456789ABCDEF",
-    "a bearer": "Bearer abc.def-ghi",
+    "a bearer": "Bearer abc",
+    "a bearer in small letters": "bearer abc.def-ghi",
+    "a name and password": "Basic dXNlcjpwYXNz",
     "a JSON web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+    "a GitLab token": "glpat-0123456789_abcdef",
     "a Slack token": "xoxb-0123456789-abc",
     "a private key": "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAK\n-----END RSA PRIVATE KEY-----",
     "a password in a URL": "//user:hunter2@",
@@ -178,7 +182,9 @@ SHAPES = {
 def test_a_credential_inside_a_text_is_masked_by_its_shape(shape):
     secret = SHAPES[shape]
     text = f"before https:{secret}host after" if secret.startswith("//") else f"before {secret} after"
-    expected = "before https://⟨redacted⟩@host after" if secret.startswith("//") else "before ⟨redacted⟩ after"
+    expected = (
+        "before https://⟨redacted⟩@host after" if secret.startswith("//") else "before ⟨redacted⟩ after"
+    )
     assert kept({"list": [text], "text": text}) == {"list": [expected], "text": expected}
     with recording() as rec:
         passes(text)

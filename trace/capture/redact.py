@@ -14,12 +14,14 @@ _NAMES = (
     r"|private[_-]?key|access[_-]?key(?:[_-]?id)?|cookies?|set[_-]cookie|x[_-]api[_-]key|wandb[_-]?key"
 )
 _SHAPES = (
-    r"\bsk-[A-Za-z0-9_\-]{8,}"  # OpenAI, Anthropic and others
-    r"|\b(?:hf|ghp|gho|ghs|ghu|glpat|xox[abprs])[_-][A-Za-z0-9\-]{10,}"
+    r"\bsk-(?=[A-Za-z_\-]*[0-9])[A-Za-z0-9_\-]{8,}"  # OpenAI, Anthropic and others; not "sk-learn-contrib"
+    r"|\b(?:hf|ghp|gho|ghs|ghu)_[A-Za-z0-9]{10,}"
+    r"|\b(?:glpat|xox[abprs])-[A-Za-z0-9_\-]{10,}"
     r"|\bgithub_pat_[A-Za-z0-9_]{20,}"
     r"|\bAKIA[0-9A-Z]{16}\b"
-    r"|\b[Bb]earer\s+[A-Za-z0-9._~+/\-]{3,}=*"
-    r"|\bBasic\s+[A-Za-z0-9+/]{8,}={0,2}"
+    r"|\bBearer\s+[A-Za-z0-9._~+/\-]{3,}=*"
+    r"|\bbearer\s+(?=\S*[0-9._])[A-Za-z0-9._~+/\-]{8,}=*"
+    r"|\bBasic\s+(?=\S*(?:[0-9=]|[a-z][A-Z]))[A-Za-z0-9+/]{8,}={0,2}"  # not "Basic arithmetic"
     r"|\beyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
@@ -28,7 +30,7 @@ _SHAPES = (
 # Regular expressions take a tenth of a microsecond for each character, and hold the interpreter's lock: a
 # text is given to them only when it has one of these in it.
 _SHAPE_HINTS = (
-    *("sk-", "hf_", "hf-", "ghp", "gho", "ghs", "ghu", "glpat", "xox", "github_pat_", "AKIA"),
+    *("sk-", "hf_", "ghp_", "gho_", "ghs_", "ghu_", "glpat-", "xox", "github_pat_", "AKIA"),
     *("earer", "Basic ", "eyJ", "PRIVATE KEY", "://"),
     *("key=", "token=", "auth=", "password=", "secret=", "sig=", "signature="),
 )

@@ -140,8 +140,8 @@ class Writer:
         """
         if self._recorder.idle:
             log.warning(
-                "recording was on in process %d, but no decorated function ran there and no trajectory(...) was "
-                "opened: nothing was recorded",
+                "recording was on in process %d, but no decorated function ran there and no trajectory(...) "
+                "was opened: nothing was recorded",
                 os.getpid(),
             )
         self._closing = True

@@ -8,25 +8,20 @@ become raw JSON.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import orjson
+from typing import Any, Final
 
 from ..model import ToolCall, Turn
+from . import chat_template
+from .mlflow_text import ELSEWHERE, clean, cut, dumps
 
-TEXT_LIMIT = 100_000
-"""Most characters of one text, or of one value written as JSON; MLflow's page takes seconds for more."""
-CHAT_LIMIT = 1_000_000
+CHAT_LIMIT: Final = 1_000_000
 """Most characters of all the messages in one attribute."""
 
 Message = dict[str, Any]
 
 _ROLES = {"developer": "system", "function": "tool", "ipython": "tool", "model": "assistant"}
-_MAX_DEPTH = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +65,32 @@ def chat_of(turns: Sequence[Turn]) -> Chat:
         elif turn.role == "tool":
             messages.append(_reply(turn, waiting))
         else:
-            messages.append({"role": turn.role, "content": cut(_text(turn))})
+            messages += _given(turn)
     return Chat(tuple(messages), len(messages) if given is None else given, generations, reasons)
 
 
+def _given(turn: Turn) -> list[Message]:
+    parts = chat_template.split(turn.text) if turn.token_ids else None
+    if parts is None:
+        parts = [(turn.role, _text(turn))]
+    return [{"role": _role(role), "content": cut(text)} for role, text in parts]
+
+
+def _role(name: str) -> str:
+    role = _ROLES.get(name, name)
+    return role if role in ("system", "user", "assistant", "tool") else "user"
+
+
 def _text(turn: Turn) -> str:
-    return (
-        turn.text or turn.error or (f"⟨{len(turn.token_ids)} tokens, not decoded⟩" if turn.token_ids else "")
-    )
+    """Give the text of a turn, without the frame of its template where it was decoded from tokens."""
+    if not turn.text:
+        return turn.error or (f"⟨{len(turn.token_ids)} tokens, not decoded⟩" if turn.token_ids else "")
+    if not turn.token_ids:
+        return turn.text
+    if turn.role == "assistant":
+        return chat_template.without_end(turn.text)
+    parts = chat_template.split(turn.text) or ()
+    return parts[0][1] if len(parts) == 1 else turn.text
 
 
 def _call_id(call: ToolCall, turn: Turn, n: int) -> str:
@@ -124,14 +137,15 @@ def _unanswered(calls: Sequence[tuple[str, ToolCall]], after: Sequence[Turn]) ->
 
 
 def _reply(turn: Turn, waiting: list[tuple[str, ToolCall]]) -> Message:
-    def fits(call: ToolCall) -> tuple[bool, bool]:
-        return call.span_id is not None and call.span_id == turn.span_id, call.name == turn.name
-
-    if not waiting:
+    """Make the message of a tool's turn, and take the call that it answers from those that wait."""
+    mine = [item for item in waiting if item[1].span_id is not None and item[1].span_id == turn.span_id]
+    mine = mine or [item for item in waiting if turn.name is None or item[1].name == turn.name]
+    if not mine:
         return _tool_message(_text(turn), None, turn.name)
-    best = max(range(len(waiting)), key=lambda n: (fits(waiting[n][1]), -n))
-    call_id, call = waiting.pop(best)
-    return _tool_message(turn.text or _result(call) or _text(turn), call_id, turn.name or call.name)
+    waiting.remove(mine[0])
+    call_id, call = mine[0]
+    text = _text(turn) if turn.text else _result(call) or _text(turn)
+    return _tool_message(text, call_id, turn.name or call.name)
 
 
 def _result(call: ToolCall) -> str:
@@ -158,8 +172,7 @@ def recorded_messages(inputs: Any) -> list[Message] | None:
 
 
 def _recorded(given: Mapping[str, Any], n: int) -> Message:
-    role = _ROLES.get(given["role"], given["role"])
-    message: Message = {"role": role if role in ("system", "user", "assistant", "tool") else "user"}
+    message: Message = {"role": _role(given["role"])}
     content = given.get("content")
     if isinstance(content, list) and all(_is_part(part) for part in content):
         message["content"] = [_short_part(part) for part in content]
@@ -211,7 +224,7 @@ def fit(messages: Sequence[Message], limit: int = CHAT_LIMIT) -> list[Message]:
     hidden = len(messages) - head - tail
     kept = [*messages[:head], *messages[len(messages) - tail :]]
     if hidden > 0:
-        note = f"⟨{hidden} messages of {sum(sizes[head : head + hidden])} characters {_ELSEWHERE}⟩"
+        note = f"⟨{hidden} messages of {sum(sizes[head : head + hidden])} characters {ELSEWHERE}⟩"
         kept.insert(head, {"role": "system", "content": note})
     return [_shorter(message, limit) for message in kept]
 
@@ -235,51 +248,3 @@ def _shorter(message: Message, limit: int) -> Message:
     if isinstance(message.get("content"), str):
         return {**message, "content": cut(message["content"], limit)}
     return message
-
-
-_ELSEWHERE = "are left out here; the Trackway store has them"
-
-
-def cut(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Make a text storable everywhere, and keep its head and tail when it is over the limit."""
-    text = clean(text)
-    if len(text) <= limit:
-        return text
-    tail = limit // 4
-    head = limit - tail
-    return f"{text[:head]}⟨{len(text) - limit} characters {_ELSEWHERE}⟩{text[len(text) - tail :]}"
-
-
-def clean(text: str) -> str:
-    """Make a text valid UTF-8 without NUL, which databases and UTF-8 encoders refuse."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-8", "backslashreplace").decode()
-    return text.replace("\0", "␀") if "\0" in text else text
-
-
-def dumps(value: Any) -> str:
-    """Write any value as JSON; what has none becomes a placeholder, a NaN or infinity a text or null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'"{value}"'
-    try:
-        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
-    except (TypeError, ValueError, RecursionError):
-        return json.dumps(_plain(value, 0), ensure_ascii=False)
-
-
-def _plain(value: Any, depth: int) -> Any:
-    if depth > _MAX_DEPTH:
-        return "⟨nested too deeply⟩"
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {clean(str(name)): _plain(item, depth + 1) for name, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item, depth + 1) for item in value]
-    return f"⟨{type(value).__module__}.{type(value).__qualname__}⟩"

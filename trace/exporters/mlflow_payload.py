@@ -295,14 +295,15 @@ def _spans(
             inputs, outputs = _root_content(trajectory, chat)
         elif span.kind == "llm":
             inputs, outputs = _generation_content(span, chat, context_limit)
-            attributes["mlflow.chat.tokenUsage"] = dumps(usage[span.span_id])
-            if span.attributes.get(semconv.REQUEST_MODEL):
-                attributes["mlflow.llm.model"] = dumps(str(span.attributes[semconv.REQUEST_MODEL]))
         elif span.kind == "tool":
             name = str(span.attributes.get(semconv.TOOL_NAME) or (call.name if call else span.name))
             inputs, outputs = _tool_content(span, call)
         else:
             inputs, outputs = span.inputs, span.outputs
+        if span.kind == "llm":
+            attributes["mlflow.chat.tokenUsage"] = dumps(usage[span.span_id])
+            if span.attributes.get(semconv.REQUEST_MODEL):
+                attributes["mlflow.llm.model"] = dumps(str(span.attributes[semconv.REQUEST_MODEL]))
         if inputs is not None:
             attributes["mlflow.spanInputs"] = _content(inputs)
         if outputs is not None:
@@ -311,8 +312,7 @@ def _spans(
             attributes[RESOURCE] = dumps(dict(span.resource))
         # MLflow takes a trace for finished, and for good, when its root has no end.
         end_ns = span.end_ns if span.end_ns is not None else last
-        ok = (trajectory.status if span is root else span.status) == "ok"
-        error = trajectory.error or span.error if span is root else span.error
+        status, error = (trajectory.status, trajectory.error) if span is root else (span.status, span.error)
         yield ReadableSpan(
             name=_name(name),
             context=_context(trace_id, span.span_id),
@@ -320,7 +320,9 @@ def _spans(
             resource=_NO_RESOURCE,
             attributes=attributes,
             events=tuple(_events(span, end_ns, span is root)),
-            status=Status(StatusCode.OK) if ok else Status(StatusCode.ERROR, clean(error or span.status)),
+            status=Status(StatusCode.OK)
+            if status == "ok"
+            else Status(StatusCode.ERROR, clean(error or status)),
             start_time=span.start_ns,
             end_time=end_ns,
         )

@@ -214,7 +214,8 @@ class Store:
                 item for item in flight.traces if item.startswith(text)
             }
             if len(found) == 1:
-                return found.pop(), None
+                rows = self._index.rows("WHERE trace_id = ?", found)
+                return found.pop(), rows[0][0].attempt if rows else None
             if found:
                 raise TrajectoryNotFound(
                     f"{text} is the beginning of {len(found)} trace ids; give more digits"

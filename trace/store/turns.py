@@ -124,7 +124,7 @@ def _give_tokens(
     if replies:
         replies[-1] = replace(replies[-1], token_ids=added)
     elif turns and turns[-1].role == "tool":
-        turns[-1] = replace(turns[-1], token_ids=added, text=turns[-1].text or _prompt_text(span))
+        turns[-1] = replace(turns[-1], token_ids=added)
     else:
         replies.append(Turn(0, "user", _prompt_text(span), added, start_ns=span.start_ns if first else None))
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from trackway.trace.model import Summary, Trajectory
     from trackway.trace.store import Store, StoreStatus
 
+ROWS = 50
+"""How many trajectories the table at the end shows."""
+
 
 def run(
     *,
@@ -77,8 +80,8 @@ def run(
     )
     _say(
         console,
-        f"{'SmolLM2-135M' if model else 'A script'} plays {steps} steps of {prompts} prompts × {group} rollouts, "
-        f"then {validation} for validation.",
+        f"{'SmolLM2' if model else 'A script'} plays {steps} × {prompts} × {group} rollouts "
+        f"(steps × prompts × group), then {validation} for validation.",
     )
     started = time.time_ns()
     try:
@@ -169,8 +172,14 @@ async def _then(work: Coroutine[Any, Any, None], done: Callable[[], None]) -> No
 def _show(console: Console, store: Store, status: StoreStatus, rows: list[Summary]) -> None:
     from trackway.viewers.terminal import replay, table
 
-    console.print(table(rows))
+    if not rows:
+        _say(console, "Nothing was recorded: a TRACKWAY_* variable leaves every one of these rollouts out.")
+        return
+    console.print(table(rows[:ROWS]))
+    if len(rows) > ROWS:
+        _say(console, f"… and {len(rows) - ROWS:,} more")
     failure, why = _failure(store, rows)
+    command, where = _command(), shlex.quote(_near(store.path))
     _say(console, f"\n{why}:\n")
     console.print(replay(failure, max_chars=500))
     _say(
@@ -178,25 +187,27 @@ def _show(console: Console, store: Store, status: StoreStatus, rows: list[Summar
         f"\n{status.trajectories:,} trajectories are in {store.path}: {status.recorded:,} spans recorded, "
         f"{status.exported:,} exported, {status.pending:,} pending, {status.dropped:,} dropped.",
     )
-    if not status.destinations:
+    if status.pending:
+        _say(console, f"What is pending will follow by itself; see: {command} status --store {where}")
+    mlflow = find_spec("mlflow") is not None
+    if not mlflow:
         _say(
             console, "MLflow is not installed, so they are in the store only: pip install 'trackway[mlflow]'"
         )
-    command, where = _command(), shlex.quote(_near(store.path))
     console.print("\nTry these:\n", style="bold")
     _say(console, f"  {command} ls --step 1 --max-reward 0.5 --store {where}")
     _say(console, f"  {command} show {failure.name} --store {where}")
-    _say(console, f"  {command} {'ui' if status.destinations else 'status'} --store {where}")
+    _say(console, f"  {command} {'ui' if mlflow else 'status'} --store {where}")
 
 
 def _failure(store: Store, rows: list[Summary]) -> tuple[Trajectory, str]:
     for row in rows:
         if row.errors:
-            trajectory = store.load(row.trace_id)
+            trajectory = store.load(row.name)
             if any(call.error for call in trajectory.tool_calls):
                 return trajectory, "One where the tool failed"
     worst = min(rows, key=lambda row: float("inf") if row.reward is None else row.reward)
-    return store.load(worst.trace_id), "The one with the lowest reward"
+    return store.load(worst.name), "The one with the lowest reward"
 
 
 def _command() -> str:

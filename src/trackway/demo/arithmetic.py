@@ -110,9 +110,8 @@ def calculate(expression: str) -> str:
 
 
 def _value(node: ast.AST) -> float:
-    if isinstance(node, ast.Constant):
-        if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
-            return float(node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:

@@ -1,0 +1,78 @@
+"""Texts and JSON within what every database behind MLflow, and its page, can take."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+TEXT_LIMIT: Final = 100_000
+"""Most characters of one text, or of one value written as JSON; MLflow's page takes seconds for more."""
+NAME_LIMIT: Final = 250
+"""Characters of a session id, a feedback's name and a trace's name; MLflow refuses longer ones."""
+
+_MAX_DEPTH = 50
+ELSEWHERE: Final = "are left out here; the Trackway store has them"
+"""What a mark says about the characters or messages that it stands for."""
+
+
+def cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Make a text storable everywhere, and keep its head and tail when it is over the limit."""
+    text = clean(text)
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    head = limit - tail
+    return f"{text[:head]}⟨{len(text) - limit} characters {ELSEWHERE}⟩{text[len(text) - tail :]}"
+
+
+def clean(text: str) -> str:
+    """Make a text valid UTF-8 without NUL, which databases and UTF-8 encoders refuse."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return text.replace("\0", "␀") if "\0" in text else text
+
+
+def dumps(value: Any) -> str:
+    """Write any value as JSON; what has none becomes a placeholder, a NaN or infinity a text or null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'"{value}"'
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(_plain(value, 0), ensure_ascii=False)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        return "⟨nested too deeply⟩"
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {clean(str(name)): _plain(item, depth + 1) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item, depth + 1) for item in value]
+    return f"⟨{type(value).__module__}.{type(value).__qualname__}⟩"
+
+
+def short_name(text: str) -> str:
+    """Keep a name within MLflow's limit and different from every other one."""
+    text = clean(text)
+    if len(text) <= NAME_LIMIT:
+        return text
+    return f"{text[: NAME_LIMIT - 18]}--{digest(text, 8)}"
+
+
+def digest(text: str, size: int) -> str:
+    """Hash a text, to hex digits of ``size`` bytes."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
