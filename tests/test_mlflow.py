@@ -499,6 +499,15 @@ def test_token_usage_of_spans_and_trace(destination: Destination, project: str) 
     assert trace.info.token_usage == {"input_tokens": 80, "output_tokens": 39, "total_tokens": 119}
 
 
+def test_parents_in_a_circle_do_no_harm(destination: Destination, project: str) -> None:
+    trajectory = rollout(project=project)
+    spans = list(trajectory.spans)
+    spans[1] = replace(spans[1], parent_id=spans[3].span_id)
+    spans[3] = replace(spans[3], parent_id=spans[1].span_id)
+    assert destination.export(replace(trajectory, spans=tuple(spans))) == {}
+    assert destination.one(trajectory).info.token_usage["total_tokens"] == 119
+
+
 # Failures
 
 

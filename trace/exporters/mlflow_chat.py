@@ -214,6 +214,15 @@ def _recorded_call(call: Mapping[str, Any], call_id: str) -> Message:
     }
 
 
+def text_of(message: Message) -> str:
+    """Give the text of a message; of one that only calls tools, the calls."""
+    content = message.get("content", "")
+    if content or "tool_calls" not in message:
+        return str(content)
+    calls = (call["function"] for call in message["tool_calls"])
+    return ", ".join(f"{call['name']}({call['arguments']})" for call in calls)
+
+
 def fit(messages: Sequence[Message], limit: int = CHAT_LIMIT) -> list[Message]:
     """Give the messages within a number of characters: the first and the last ones, and a note between."""
     sizes = [_size(message) for message in messages]

@@ -1,7 +1,6 @@
 """What one trajectory becomes in MLflow: a trace with its tags, rewards and spans, ready to be written.
 
-Nothing here imports MLflow: spans are OpenTelemetry's, with attributes under the names that MLflow
-reads and encoded as it expects, each value JSON.
+Nothing here imports MLflow.
 
 Tags keep the names and the values that verl's own tracing gives them, so ``validate`` is ``True`` or
 ``False``, capitalised, as every saved search of verl's users has it.
@@ -9,53 +8,22 @@ Tags keep the names and the values that verl's own tracing gives them, so ``vali
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-import orjson
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+from opentelemetry.sdk.trace import ReadableSpan
 
 from .. import model, semconv
-from .mlflow_chat import (
-    CHAT_LIMIT,
-    TEXT_LIMIT,
-    Chat,
-    Message,
-    chat_of,
-    clean,
-    cut,
-    dumps,
-    fit,
-    recorded_messages,
-)
+from .mlflow_chat import Chat, chat_of, text_of
+from .mlflow_spans import last_moment, spans_of, total_usage
+from .mlflow_text import clean, cut, digest, dumps, short_name
 
 TAG_LIMIT: Final = 4096
 """Characters of a tag that every database behind MLflow keeps (``MAX_CHARS_IN_TRACE_INFO_TAGS_VALUE``)."""
-NAME_LIMIT: Final = 250
-"""Characters of a session id, a feedback's name and a trace's name; MLflow refuses longer ones."""
 PREVIEW_LIMIT: Final = 1000
 """Characters of a preview that every database behind MLflow takes."""
-ATTRIBUTE_LIMIT: Final = 4_000_000
-"""Most characters of an attribute that is handed on as it was recorded, such as token ids."""
-CONTEXTS_LIMIT: Final = 4_000_000
-"""Most characters that the prompts of all generations of a trajectory may fill together."""
-MIN_CONTEXT: Final = 20_000
-"""Characters that each of these prompts may fill in any case."""
-
-RESOURCE: Final = "trackway.resource"
-"""JSON of a span's resource; on the root, and where it differs from the root's."""
-ROOT_EXCEPTION: Final = "trackway.exception"
-"""Name of the root's exception event: as ``exception`` it would hide the conversation on MLflow's page."""
-
-_TYPES = {"trajectory": "AGENT", "rollout": "AGENT", "llm": "CHAT_MODEL", "tool": "TOOL", "other": "UNKNOWN"}
-_NO_RESOURCE = Resource.get_empty()
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +83,17 @@ def payload_of(trajectory: model.Trajectory, experiment: str) -> TracePayload:
         raise ValueError("the trajectory has no spans")
     trajectory = _with_root(trajectory)
     chat = chat_of(trajectory.turns)
-    usage = {span.span_id: _usage(span) for span in trajectory.spans if span.kind == "llm"}
-    spans = tuple(_spans(trajectory, chat, usage))
-    end_ns = trajectory.end_ns or _last_moment(trajectory.spans)
-    metadata = {"mlflow.trace.tokenUsage": dumps(_total(trajectory.spans, usage))} if usage else {}
+    spans = tuple(spans_of(trajectory, chat))
+    end_ns = trajectory.end_ns or last_moment(trajectory.spans)
+    metadata = {}
+    usage = total_usage(trajectory.spans)
+    if usage is not None:
+        metadata["mlflow.trace.tokenUsage"] = dumps(usage)
     session = session_id(trajectory.key)
     if session:
         metadata["mlflow.trace.session"] = session
     if trajectory.run_id:
-        metadata["mlflow.sourceRun"] = _name(trajectory.run_id)
+        metadata["mlflow.sourceRun"] = short_name(trajectory.run_id)
     return TracePayload(
         trace_id=f"tr-{trajectory.trace_id}",
         otel_trace_id=trajectory.trace_id,
@@ -152,19 +122,7 @@ def session_id(key: model.TrajectoryKey | None) -> str | None:
     sample = str(model.TrajectoryKey(step=None, sample_index=key.sample_index)).split("/")[1]
     sample = sample.replace("~", "~7E").replace("%", "~")
     step = "-" if key.step is None else key.step
-    return _name(f"{'val:' if key.validate else ''}{step}:{sample}")
-
-
-def _name(text: str) -> str:
-    """Keep a name within MLflow's limit and different from every other one."""
-    text = clean(text)
-    if len(text) <= NAME_LIMIT:
-        return text
-    return f"{text[: NAME_LIMIT - 18]}--{_digest(text, 8)}"
-
-
-def _digest(text: str, size: int) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
+    return short_name(f"{'val:' if key.validate else ''}{step}:{sample}")
 
 
 def _with_root(trajectory: model.Trajectory) -> model.Trajectory:
@@ -182,7 +140,7 @@ def _with_root(trajectory: model.Trajectory) -> model.Trajectory:
         span_id=first.parent_id or "",
         parent_id=None,
         start_ns=trajectory.start_ns,
-        end_ns=_last_moment(trajectory.spans),
+        end_ns=last_moment(trajectory.spans),
         status=trajectory.status,
         error=trajectory.error,
         resource=first.resource,
@@ -190,17 +148,10 @@ def _with_root(trajectory: model.Trajectory) -> model.Trajectory:
     return replace(trajectory, spans=(root, *trajectory.spans))
 
 
-def _last_moment(spans: Iterable[model.Span]) -> int:
-    return max(span.end_ns if span.end_ns is not None else span.start_ns for span in spans)
-
-
-# Tags, previews, rewards
-
-
 def _tags(trajectory: model.Trajectory, experiment: str) -> dict[str, str]:
     rollouts = (span.name for span in trajectory.spans if span.kind == "rollout")
     tags = {
-        "mlflow.traceName": _name(next(rollouts, trajectory.spans[0].name)),
+        "mlflow.traceName": short_name(next(rollouts, trajectory.spans[0].name)),
         "status": trajectory.status,
         "experiment_name": experiment,
     }
@@ -219,7 +170,7 @@ def _tags(trajectory: model.Trajectory, experiment: str) -> dict[str, str]:
 
 
 def _request_preview(trajectory: model.Trajectory, chat: Chat) -> str:
-    texts = [_text(message) for message in chat.messages[: chat.given] if message["role"] == "user"]
+    texts = [text_of(message) for message in chat.messages[: chat.given] if message["role"] == "user"]
     if not texts:
         inputs = trajectory.spans[0].inputs
         texts = [inputs if isinstance(inputs, str) else "" if inputs is None else dumps(inputs)]
@@ -227,7 +178,7 @@ def _request_preview(trajectory: model.Trajectory, chat: Chat) -> str:
 
 
 def _response_preview(trajectory: model.Trajectory, chat: Chat) -> str:
-    texts = [_text(message) for message in chat.messages[chat.given :] if message["role"] == "assistant"]
+    texts = [text_of(message) for message in chat.messages[chat.given :] if message["role"] == "assistant"]
     outputs = trajectory.spans[0].outputs
     text = next((text for text in reversed(texts) if text), "")
     if not texts and outputs is not None:
@@ -241,14 +192,6 @@ def _response_preview(trajectory: model.Trajectory, chat: Chat) -> str:
 def _preview(text: str) -> str:
     text = clean(text)
     return text if len(text) <= PREVIEW_LIMIT else f"{text[: PREVIEW_LIMIT - 1]}…"
-
-
-def _text(message: Message) -> str:
-    content = message.get("content", "")
-    if content or "tool_calls" not in message:
-        return str(content)
-    calls = (call["function"] for call in message["tool_calls"])
-    return ", ".join(f"{call['name']}({call['arguments']})" for call in calls)
 
 
 def _rewards(trajectory: model.Trajectory) -> Iterator[Reward]:
@@ -266,209 +209,9 @@ def _rewards(trajectory: model.Trajectory) -> Iterator[Reward]:
         # A NaN in JSON breaks the page, and no database column takes it.
         odd = isinstance(value, float) and not math.isfinite(value)
         yield Reward(
-            id=f"a-{_digest(f'{trajectory.trace_id} {name}', 16)}",
-            name=_name(name) or "⟨no name⟩",
+            id=f"a-{digest(f'{trajectory.trace_id} {name}', 16)}",
+            name=short_name(name) or "⟨no name⟩",
             value=None if odd else cut(value) if isinstance(value, str) else value,
             error=f"the reward is {value}" if odd else None,
             rationale=cut(str(reason)) if reason else None,
         )
-
-
-# Spans
-
-
-def _spans(
-    trajectory: model.Trajectory, chat: Chat, usage: Mapping[str, Mapping[str, int]]
-) -> Iterator[ReadableSpan]:
-    trace_id = int(trajectory.trace_id, 16)
-    root = trajectory.spans[0]
-    last = _last_moment(trajectory.spans)
-    context_limit = min(CHAT_LIMIT, max(MIN_CONTEXT, CONTEXTS_LIMIT // max(1, len(usage))))
-    calls = {call.span_id: call for call in trajectory.tool_calls if call.span_id is not None}
-    for span in trajectory.spans:
-        call = calls.get(span.span_id)
-        attributes = dict(_recorded_attributes(span))
-        attributes["mlflow.traceRequestId"] = dumps(f"tr-{trajectory.trace_id}")
-        attributes["mlflow.spanType"] = dumps(_TYPES[span.kind])
-        name = span.name
-        if span is root:
-            inputs, outputs = _root_content(trajectory, chat)
-        elif span.kind == "llm":
-            inputs, outputs = _generation_content(span, chat, context_limit)
-        elif span.kind == "tool":
-            name = str(span.attributes.get(semconv.TOOL_NAME) or (call.name if call else span.name))
-            inputs, outputs = _tool_content(span, call)
-        else:
-            inputs, outputs = span.inputs, span.outputs
-        if span.kind == "llm":
-            attributes["mlflow.chat.tokenUsage"] = dumps(usage[span.span_id])
-            if span.attributes.get(semconv.REQUEST_MODEL):
-                attributes["mlflow.llm.model"] = dumps(str(span.attributes[semconv.REQUEST_MODEL]))
-        if inputs is not None:
-            attributes["mlflow.spanInputs"] = _content(inputs)
-        if outputs is not None:
-            attributes["mlflow.spanOutputs"] = _content(outputs)
-        if span.resource and (span is root or span.resource != root.resource):
-            attributes[RESOURCE] = dumps(dict(span.resource))
-        # MLflow takes a trace for finished, and for good, when its root has no end.
-        end_ns = span.end_ns if span.end_ns is not None else last
-        status, error = (trajectory.status, trajectory.error) if span is root else (span.status, span.error)
-        yield ReadableSpan(
-            name=_name(name),
-            context=_context(trace_id, span.span_id),
-            parent=None if span.parent_id is None else _context(trace_id, span.parent_id),
-            resource=_NO_RESOURCE,
-            attributes=attributes,
-            events=tuple(_events(span, end_ns, span is root)),
-            status=Status(StatusCode.OK)
-            if status == "ok"
-            else Status(StatusCode.ERROR, clean(error or status)),
-            start_time=span.start_ns,
-            end_time=end_ns,
-        )
-
-
-def _context(trace_id: int, span_id: str) -> SpanContext:
-    context = SpanContext(trace_id, int(span_id, 16), is_remote=False, trace_flags=_SAMPLED)
-    if not context.is_valid:
-        raise ValueError(f"{trace_id:x}/{span_id} are not a trace id of 32 and a span id of 16 hex digits")
-    return context
-
-
-def _root_content(trajectory: model.Trajectory, chat: Chat) -> tuple[Any, Any]:
-    root = trajectory.spans[0]
-    inputs = root.inputs
-    outputs: dict[str, Any] = {}
-    if chat.messages:
-        # The page leaves out what inputs and outputs begin with alike, and so shows each message once.
-        inputs = {"messages": fit(chat.messages[: chat.given])}
-        outputs["messages"] = fit(chat.messages)
-    elif root.outputs is not None:
-        outputs["result"] = root.outputs
-    reasons = [turn.finish_reason for turn in trajectory.turns if turn.finish_reason]
-    extras = {
-        "error": trajectory.error,
-        "reward": _shown(trajectory.reward),
-        "rewards": {name: _shown(value) for name, value in trajectory.rewards.items() if name != "reward"},
-        "status": trajectory.status,
-        "termination": reasons[-1] if reasons else None,
-        "num_turns": len(trajectory.turns) or None,
-        "annotations": dict(trajectory.annotations),
-        "notes": list(trajectory.notes),
-    }
-    return inputs, outputs | {name: value for name, value in extras.items() if value not in (None, {}, [])}
-
-
-def _shown(value: float | str | None) -> float | str | None:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _generation_content(span: model.Span, chat: Chat, limit: int) -> tuple[Any, Any]:
-    arguments = dict(span.inputs) if isinstance(span.inputs, Mapping) else {}
-    arguments.pop("messages", None)
-    index = chat.generations.get(span.span_id)
-    prompt: Sequence[Message] | None = recorded_messages(span.inputs)
-    answer: Message | None = None
-    reason = None
-    if index is not None:
-        prompt = prompt or chat.messages[:index]
-        answer = chat.messages[index]
-        reason = chat.finish_reasons.get(index)
-    elif span.response_text is not None:
-        answer = {"role": "assistant", "content": cut(span.response_text)}
-    if not prompt and span.prompt_text is not None:
-        prompt = [{"role": "user", "content": cut(span.prompt_text)}]
-    inputs = {"messages": fit(prompt, limit), **arguments} if prompt else span.inputs
-    if answer is None or (span.status != "ok" and not _text(answer)):
-        return inputs, span.outputs
-    choice = {"index": 0, "message": answer} | ({"finish_reason": reason} if reason else {})
-    return inputs, {"choices": [choice]}
-
-
-def _tool_content(span: model.Span, call: model.ToolCall | None) -> tuple[Any, Any]:
-    arguments = call.arguments if call is not None and call.arguments is not None else span.inputs
-    if arguments is not None and not isinstance(arguments, Mapping):
-        arguments = {"arguments": arguments}
-    return arguments, call.result if call is not None and call.result is not None else span.outputs
-
-
-def _content(value: Any) -> str:
-    """Encode inputs or outputs; structure that is too large for the page becomes its text, cut."""
-    if isinstance(value, str):
-        return dumps(cut(value))
-    text = dumps(value)
-    if len(text) <= TEXT_LIMIT:
-        return text
-    if isinstance(value, Mapping) and ("messages" in value or "choices" in value):
-        parts = (
-            f"{dumps(str(name))}:{dumps(item) if name in ('messages', 'choices') else _content(item)}"
-            for name, item in value.items()
-        )
-        return f"{{{','.join(parts)}}}"
-    return dumps({"text": cut(text)})
-
-
-def _recorded_attributes(span: model.Span) -> Iterator[tuple[str, str]]:
-    for name, value in span.attributes.items():
-        if name.startswith(("mlflow.", "session.", "user.")) and name != semconv.RUN_ID:
-            continue
-        if isinstance(value, bytes):
-            value = base64.b64encode(value).decode()
-        if isinstance(value, str):
-            if len(value) > ATTRIBUTE_LIMIT:
-                value = cut(value, TEXT_LIMIT)
-            text = dumps(clean(value))
-            # MLflow's store parses a text that is JSON and keeps the value; once more, and it stays text.
-            yield clean(name), dumps(text) if value.lstrip()[:1] in ("{", "[", '"') else text
-        else:
-            yield clean(name), dumps(value)
-
-
-def _events(span: model.Span, end_ns: int, is_root: bool) -> Iterator[Event]:
-    raised = False
-    for event in span.events:
-        name = event.name
-        if name == semconv.EXCEPTION_EVENT:
-            raised = True
-            name = ROOT_EXCEPTION if is_root else name
-        attributes = {clean(key): _event_value(value) for key, value in event.attributes.items()}
-        yield Event(clean(name), attributes, event.time_ns)
-    if span.status != "ok" and not raised and not is_root:
-        # Without an event, the page shows nowhere why a span failed.
-        reason = {
-            semconv.EXCEPTION_TYPE: span.status,
-            semconv.EXCEPTION_MESSAGE: cut(span.error or span.status),
-        }
-        yield Event(semconv.EXCEPTION_EVENT, reason, end_ns)
-
-
-def _event_value(value: Any) -> Any:
-    if isinstance(value, str):
-        return cut(value)
-    return value if isinstance(value, int) else orjson.loads(dumps(value))
-
-
-def _usage(span: model.Span) -> dict[str, int]:
-    given = span.attributes.get(semconv.INPUT_TOKENS)
-    made = span.attributes.get(semconv.OUTPUT_TOKENS)
-    input_tokens = given if isinstance(given, int) else len(span.prompt_ids or ())
-    output_tokens = made if isinstance(made, int) else len(span.response_ids or ())
-    return {
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-        "total_tokens": input_tokens + output_tokens,
-    }
-
-
-def _total(spans: Sequence[model.Span], usage: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Add up what the generations used; one inside another is counted with the outer one."""
-    parents = {span.span_id: span.parent_id for span in spans}
-    total = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
-    for span_id, used in usage.items():
-        above = parents[span_id]
-        while above is not None and above not in usage:
-            above = parents.get(above)
-        if above is None:
-            for name in total:
-                total[name] += used[name]
-    return total

@@ -1,10 +1,52 @@
-def _spans(
-    trajectory: model.Trajectory, chat: Chat, usage: Mapping[str, Mapping[str, int]]
-) -> Iterator[ReadableSpan]:
+"""The spans of a trajectory as MLflow reads them.
+
+They are OpenTelemetry's, with attributes under MLflow's names and encoded as it expects: each value is JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+
+from .. import model, semconv
+from .mlflow_chat import CHAT_LIMIT, Chat, Message, fit, recorded_messages, text_of
+from .mlflow_text import TEXT_LIMIT, clean, cut, dumps, short_name
+
+ATTRIBUTE_LIMIT: Final = 4_000_000
+"""Most characters of an attribute that is handed on as it was recorded, such as token ids."""
+CONTEXTS_LIMIT: Final = 4_000_000
+"""Most characters that the prompts of all generations of a trajectory may fill together."""
+MIN_CONTEXT: Final = 20_000
+"""Characters that each of these prompts may fill in any case."""
+
+RESOURCE: Final = "trackway.resource"
+"""JSON of a span's resource; on the root, and where it differs from the root's."""
+ROOT_EXCEPTION: Final = "trackway.exception"
+"""Name of the root's exception event: as ``exception`` it would hide the conversation on MLflow's page."""
+
+_TYPES = {"trajectory": "AGENT", "rollout": "AGENT", "llm": "CHAT_MODEL", "tool": "TOOL", "other": "UNKNOWN"}
+_NO_RESOURCE = Resource.get_empty()
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+def spans_of(trajectory: model.Trajectory, chat: Chat) -> Iterator[ReadableSpan]:
+    """Make MLflow's spans of a trajectory whose first span is its root.
+
+    Raises:
+        ValueError: an id is not one of OpenTelemetry.
+    """
     trace_id = int(trajectory.trace_id, 16)
     root = trajectory.spans[0]
-    last = _last_moment(trajectory.spans)
-    context_limit = min(CHAT_LIMIT, max(MIN_CONTEXT, CONTEXTS_LIMIT // max(1, len(usage))))
+    last = last_moment(trajectory.spans)
+    generations = sum(span.kind == "llm" for span in trajectory.spans)
+    context_limit = min(CHAT_LIMIT, max(MIN_CONTEXT, CONTEXTS_LIMIT // max(1, generations)))
     calls = {call.span_id: call for call in trajectory.tool_calls if call.span_id is not None}
     for span in trajectory.spans:
         call = calls.get(span.span_id)
@@ -22,7 +64,7 @@ def _spans(
         else:
             inputs, outputs = span.inputs, span.outputs
         if span.kind == "llm":
-            attributes["mlflow.chat.tokenUsage"] = dumps(usage[span.span_id])
+            attributes["mlflow.chat.tokenUsage"] = dumps(_usage(span))
             if span.attributes.get(semconv.REQUEST_MODEL):
                 attributes["mlflow.llm.model"] = dumps(str(span.attributes[semconv.REQUEST_MODEL]))
         if inputs is not None:
@@ -35,7 +77,7 @@ def _spans(
         end_ns = span.end_ns if span.end_ns is not None else last
         status, error = (trajectory.status, trajectory.error) if span is root else (span.status, span.error)
         yield ReadableSpan(
-            name=_name(name),
+            name=short_name(name),
             context=_context(trace_id, span.span_id),
             parent=None if span.parent_id is None else _context(trace_id, span.parent_id),
             resource=_NO_RESOURCE,
@@ -43,7 +85,7 @@ def _spans(
             events=tuple(_events(span, end_ns, span is root)),
             status=Status(StatusCode.OK)
             if status == "ok"
-            else Status(StatusCode.ERROR, clean(error or status)),
+            else Status(StatusCode.ERROR, cut(error or status)),
             start_time=span.start_ns,
             end_time=end_ns,
         )
@@ -100,7 +142,7 @@ def _generation_content(span: model.Span, chat: Chat, limit: int) -> tuple[Any, 
     if not prompt and span.prompt_text is not None:
         prompt = [{"role": "user", "content": cut(span.prompt_text)}]
     inputs = {"messages": fit(prompt, limit), **arguments} if prompt else span.inputs
-    if answer is None or (span.status != "ok" and not _text(answer)):
+    if answer is None or (span.status != "ok" and not text_of(answer)):
         return inputs, span.outputs
     choice = {"index": 0, "message": answer} | ({"finish_reason": reason} if reason else {})
     return inputs, {"choices": [choice]}
@@ -181,21 +223,24 @@ def _usage(span: model.Span) -> dict[str, int]:
     }
 
 
-def _total(spans: Sequence[model.Span], usage: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Add up what the generations used; one inside another is counted with the outer one."""
-    parents = {span.span_id: span.parent_id for span in spans}
-    total = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
-    for span_id, used in usage.items():
-        above = parents[span_id]
-        while above is not None and above not in usage:
-            above = parents.get(above)
-        if above is None:
-            for name in total:
-                total[name] += used[name]
+def total_usage(spans: Sequence[model.Span]) -> dict[str, int] | None:
+    """Add up what the generations used, one inside another counted with the outer one; None without any."""
+    by_id = {span.span_id: span for span in spans}
+    total: dict[str, int] | None = None
+    for span in spans:
+        if span.kind != "llm":
+            continue
+        above = by_id.get(span.parent_id or "")
+        passed: set[str] = set()  # parents in a circle would never end
+        while above is not None and above.kind != "llm" and above.span_id not in passed:
+            passed.add(above.span_id)
+            above = by_id.get(above.parent_id or "")
+        if above is None or above.kind != "llm":
+            used = _usage(span)
+            total = used if total is None else {name: total[name] + used[name] for name in used}
     return total
 
 
-def _last_moment(spans: Iterable[model.Span]) -> int:
+def last_moment(spans: Iterable[model.Span]) -> int:
+    """Give the latest time that spans tell, in nanoseconds since 1970."""
     return max(span.end_ns if span.end_ns is not None else span.start_ns for span in spans)
-
-
