@@ -207,6 +207,7 @@ def run_after_the_rollout(work):
         with trajectory(step=1, sample_index=1):
             task = asyncio.create_task(_left_behind(started, go, work))
             await started.wait()
+        trackway.flush()  # the rollout is written before anything is added to it
         go.set()
         await task
 
@@ -281,6 +282,34 @@ def test_a_block_that_raises_leaves_its_place():
         first, second = rec.trajectories()
     assert (first.status, first.error) == ("error", "ValueError: no")
     assert second.key is None
+
+
+def test_a_block_that_another_task_ends_leaves_that_tasks_place_alone():
+    async def episode():
+        with trajectory(step=1, sample_index=1):
+            tool("first")
+            yield
+
+    async def closing(generator):
+        with trajectory(step=1, sample_index=2):
+            await generator.aclose()
+            tool("second")
+
+    async def main():
+        generator = episode()
+        await asyncio.create_task(generator.__anext__())
+        await asyncio.create_task(closing(generator))
+        tool("outside")
+
+    with recording() as rec:
+        asyncio.run(main())
+        found = rec.trajectories()
+    assert [[span.inputs["argument"] for span in item.spans if span.inputs] for item in found] == [
+        ["first"],
+        ["second"],
+        ["outside"],
+    ]
+    assert [item.status for item in found] == ["cancelled", "ok", "ok"]
 
 
 # Threads

@@ -232,7 +232,7 @@ def test_a_stream_is_open_until_it_is_drained_and_holds_what_runs_inside():
     assert found.spans[0].name == "outer"
     assert by_name["inner"].parent_id == by_name["outer"].span_id
     assert [span.parent_id for span in found.spans if span.name == "tool"] == [by_name["inner"].span_id] * 3
-    assert by_name["inner"].duration_ns >= 150_000_000
+    assert by_name["inner"].duration_ns >= 140_000_000  # three sleeps
     assert by_name["outer"].duration_ns >= by_name["inner"].duration_ns
 
 

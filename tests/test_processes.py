@@ -176,16 +176,21 @@ def test_a_child_of_a_child_belongs_to_the_same_rollout(tmp_path):
 def test_a_fork_that_leaves_the_block_writes_nothing_twice(tmp_path):
     store = tmp_path / "store"
     trackway.configure(store=store, sync="off")
-    with trajectory(step=1, sample_index=1):
-        tool(1)
-        pid = os.fork()
+    block = trajectory(step=1, sample_index=1)
+    block.__enter__()
+    tool(1)
+    trackway.flush()
+    pid = os.fork()
+    block.__exit__(None, None, None)
     if pid == 0:
+        trackway.shutdown()
         os._exit(0)
     os.waitpid(pid, 0)
+    opened = trackway.open_store(store)
+    assert opened.status().dropped == 0
     trackway.shutdown()
-    found = trackway.open_store(store)
-    assert len(list(journal_spans(store))) == len(found.load("1/1/0").spans) == 2
-    assert found.status().dropped == 0
+    assert len(list(journal_spans(store))) == len(opened.load("1/1/0").spans) == 2
+    assert opened.status().dropped == 0
 
 
 # Spawn, with a carrier

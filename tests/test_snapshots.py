@@ -433,6 +433,11 @@ def test_broken_text_costs_only_itself():
     assert b"\\u0000" not in journal and b"\x00" not in journal
 
 
+def test_nul_is_made_visible_in_values_and_keys():
+    value = {"file": "a\x00b", "k\x00": ["\x00", 1], "inner": {"x": "\x00"}}
+    assert one(value) == {"file": "a␀b", "k␀": ["␀", 1], "inner": {"x": "␀"}}
+
+
 def test_bytes_are_shown_by_length_and_beginning():
     kept = one({"file": bytes(range(256)) * 100, "view": memoryview(b"abc"), "array": bytearray(b"x")})
     assert kept["file"]["bytes"] == 25_600

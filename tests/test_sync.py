@@ -197,9 +197,9 @@ def test_sync_without_settings_or_destinations_says_so(tmp_path: Path) -> None:
 
 WORKER = textwrap.dedent("""
     import sys, trackway
-    from trackway import rollout_trace, trajectory, reward
-    @rollout_trace
-    def rollout(x): return x
+    from trackway import llm_trace, trajectory, reward
+    @llm_trace
+    def rollout(x): return str(x)
     trackway.configure(store="store", backend="mlflow", sync="process", project="p", experiment="e")
     for sample in range(int(sys.argv[2])):
         with trajectory(step=int(sys.argv[1]), sample_index=sample):

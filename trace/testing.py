@@ -41,7 +41,8 @@ class Recording:
         """
         found = self.trajectories()
         if len(found) != 1:
-            raise AssertionError(f"expected one trajectory, found {len(found)}: {[item.name for item in found]}")
+            names = ", ".join(item.name for item in found)
+            raise AssertionError(f"expected one trajectory, found {len(found)}: {names}")
         return found[0]
 
     def spans(self) -> list[Span]:

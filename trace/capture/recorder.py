@@ -171,7 +171,7 @@ class Recorder:
     def record(self, scope: Scope) -> None:
         """Take a finished span; one that outlived this recorder goes to the next one of the same store."""
         self._open.pop(id(scope), None)
-        if self.writer.put(scope):
+        if self.writer.put(scope) or self.writer.abandoned:
             return
         heir = runtime.get()
         if heir is None or heir.config.store != self.config.store or not heir.writer.put(scope):

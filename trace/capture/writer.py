@@ -43,6 +43,9 @@ class Writer:
 
     Raises:
         OSError: the store cannot be written.
+
+    Attributes:
+        abandoned: whether this is a forked child's copy, which writes nothing.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Writer:
         self._asked = False
         self._closing = False
         self._closed = False
-        self._abandoned = False
+        self.abandoned = False
         self._shown_open = False
         self._counters: tuple[Any, ...] = ()
         self._thread = threading.Thread(target=self._run, name="trackway-writer", daemon=True)
@@ -108,8 +111,7 @@ class Writer:
         with self._lock:
             self.recorded += 1
             self._drop("after shutdown")
-            if not self._abandoned:
-                self._save_counters()
+            self._save_counters()
 
     def _has_room(self, size: int) -> bool:
         if not self._queued_bytes or self._queued_bytes + size <= self._max_bytes:
@@ -151,7 +153,7 @@ class Writer:
 
     def abandon(self) -> None:
         """Forget everything in a forked child: the parent will write it."""
-        self._closed = self._abandoned = True
+        self._closed = self.abandoned = True
         # Another thread of the parent may have held the lock when it forked.
         self._lock = threading.Lock()
         self._queue.clear()
