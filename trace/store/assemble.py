@@ -13,7 +13,7 @@ import orjson
 from .. import semconv
 from ..model import Event, Kind, Span, Status, Trajectory, TrajectoryKey
 from . import otlp
-from .turns import turns_of
+from .turns import parsed, turns_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -96,7 +96,7 @@ def _span(
         error=error if failed else None,
         end_ns=end_ns,
         attributes=attributes,
-        inputs=_json(attributes.get(semconv.TOOL_ARGUMENTS) or attributes.get(semconv.INPUT)),
+        inputs=parsed(attributes.get(semconv.TOOL_ARGUMENTS) or attributes.get(semconv.INPUT)),
         outputs=_outputs(attributes, kind),
         response_mask=_mask(attributes.get(semconv.RESPONSE_MASK)),
         response_logprobs=None if logprobs is None else unpack_floats(logprobs),
@@ -110,16 +110,7 @@ def _outputs(attributes: Mapping[str, Any], kind: Kind) -> Any:
     if kind == "tool":
         # A tool's text stands there as it is; whether a text that reads as JSON was one does not matter.
         return attributes.get(semconv.TOOL_RESULT)
-    return _json(attributes.get(semconv.OUTPUT))
-
-
-def _json(text: Any) -> Any:
-    if not isinstance(text, str):
-        return text
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        return text
+    return parsed(attributes.get(semconv.OUTPUT))
 
 
 def _mask(text: str | None) -> tuple[int, ...] | None:
@@ -180,7 +171,7 @@ def assemble(spans: Sequence[Span], *, alive: bool = False, attempt: int | None 
         turns=turns_of(ordered),
         rewards=_rewards(ordered),
         annotations={
-            name.removeprefix(semconv.ANNOTATION_PREFIX): _json(value)
+            name.removeprefix(semconv.ANNOTATION_PREFIX): parsed(value)
             for span in ordered
             for name, value in span.attributes.items()
             if name.startswith(semconv.ANNOTATION_PREFIX)

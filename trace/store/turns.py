@@ -269,20 +269,21 @@ def _asked_calls(message: Mapping[str, Any] | None) -> list[ToolCall]:
             found.append(
                 ToolCall(
                     name=str(function.get("name", "")),
-                    arguments=_parsed(arguments),
+                    arguments=parsed(arguments),
                     call_id=None if call.get("id") is None else str(call["id"]),
                 )
             )
     return found
 
 
-def _parsed(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
+def parsed(text: Any) -> Any:
+    """Read a text as JSON; give it back as it is where it is none."""
+    if not isinstance(text, str):
+        return text
     try:
-        return orjson.loads(arguments)
+        return orjson.loads(text)
     except ValueError:
-        return arguments
+        return text
 
 
 def _finish_reason(span: Span) -> str | None:
