@@ -9,14 +9,22 @@ import trackway
 from trackway.trace.capture import runtime
 
 
+def _forget_settings():
+    for name in [name for name in os.environ if name.startswith(("TRACKWAY_", "MLFLOW_", "OTEL_"))]:
+        del os.environ[name]
+
+
+_forget_settings()  # also for fixtures of a whole module
+
+
 @pytest.fixture(autouse=True)
 def _nothing_from_outside(monkeypatch):
-    for name in [name for name in os.environ if name.startswith(("TRACKWAY_", "MLFLOW_", "OTEL_"))]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("TRACKWAY_STRICT", "1")
     assert runtime.get() is None, "an earlier test left the recording on"
     yield
     trackway.shutdown()
+    # Some packages leave a variable behind: mlflow.set_tracking_uri does.
+    _forget_settings()
 
 
 @pytest.fixture

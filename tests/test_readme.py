@@ -34,11 +34,20 @@ def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert "pending=0" in lines[0]
     assert lines[1:5] == [f"1/17/{n} ok 1.0 3" for n in range(4)]
     assert lines[5:8] == ["user What is 6 times 7?", "tool 42", "assistant 6 × 7 = 42"]
-    assert "42" in lines
+    assert "42 6 × 7 = 42" in lines
     assert lines[-1] == "1 traces found"
+    # The last block only configures, and that nothing ran under it is said.
+    assert [line for line in done.stderr.splitlines() if "no decorated function ran" not in line] == []
     store = trackway.open_store(tmp_path / "trackway-store")
-    carried = store.load("2/17/0")
-    assert [span.name for span in carried.spans] == ["trajectory", "calculator"]
+    assert [call.name for call in store.load("2/17/0").tool_calls] == ["calculator", "calculator"]
+    assert store.load("3/17/0").rewards == {"judge": 0.75}
+    assert store.load("3/17/0").annotations == {"difficulty": "easy"}
+
+
+def test_code_that_needs_what_is_not_there_is_at_least_python() -> None:
+    (code,) = blocks("py")
+    assert "tokenizer=" in code
+    compile(code, "README.md", "exec")
 
 
 def test_every_setting_stands_in_the_table() -> None:

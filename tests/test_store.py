@@ -413,3 +413,53 @@ def test_settings_are_left_in_the_store_for_the_exporting_process() -> None:
         settings = orjson.loads((recorded.path / "config.json").read_bytes())
     assert settings["backend"] == ["mlflow"]
     assert settings["project"] == "p"
+
+
+def test_two_experiments_in_one_store_do_not_replace_each_other() -> None:
+    with recording() as recorded:
+        for experiment in ("a", "b", "a"):
+            with named(step=1, sample_index=17, experiment=experiment):
+                reward("reward", ord(experiment))
+        trackway.flush()
+        store = open_store(recorded.path)
+        assert [(found.name, found.experiment) for found in store.query()] == [
+            ("1/17/0", "b"),
+            ("1/17/0@1", "a"),
+        ]
+        assert [found.name for found in store.query(experiment="a")] == ["1/17/0@1"]
+        (only,) = store.query(experiment="b")
+        assert store.load(only.trace_id).key == TrajectoryKey(1, 17, 0)
+        assert store.load("1/17/0").experiment == "a"
+
+
+def test_calls_outside_of_any_trajectory_stand_last() -> None:
+    with recording() as recorded:
+        lookup("x")
+        record(step=1, sample_index=1)
+        trackway.flush()
+        assert [found.key is None for found in open_store(recorded.path).query()] == [False, True]
+
+
+def test_an_error_counts_where_it_arose_and_not_on_its_way_up() -> None:
+    with recording() as recorded:
+        with pytest.raises(KeyError), named(step=1, sample_index=1):
+            lookup("missing")
+        assert recorded.trajectory().errors == 1
+
+
+def test_an_unknown_status_and_a_file_instead_of_a_store_are_said(tmp_path: Path) -> None:
+    with recording() as recorded:
+        trackway.flush()
+        with pytest.raises(ValueError, match="'failed' is none of ok, error"):
+            list(open_store(recorded.path).query(status="failed"))  # type: ignore[arg-type]
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="is a file"):
+        open_store(tmp_path / "file")
+
+
+def test_a_destination_that_nothing_was_sent_to_has_everything_pending() -> None:
+    with recording(backend="mlflow") as recorded:
+        record(step=1, sample_index=1)
+        status = recorded.status()
+    assert (status.recorded, status.exported, status.pending) == (6, 0, 6)
+    assert status.destinations["mlflow"].pending == 6

@@ -311,7 +311,8 @@ def test_a_server_that_is_away_costs_the_training_nothing(tmp_path: Path) -> Non
         [sys.executable, "-c", code, "1", "5"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert done.stderr.startswith("mlflow is not reached, the store keeps everything")
+    assert done.stderr.count("\n") == 1
     assert "recorded=10, exported=0, pending=10, dropped=0" in done.stdout
     store = tmp_path / "store"
     for pid in followers(store):

@@ -280,3 +280,94 @@ def test_a_generation_that_fails_is_a_turn_with_its_error() -> None:
     assert found.error == "TimeoutError: engine away"
     assert found.turns[-1].error == "TimeoutError: engine away"
     assert found.turns[0].token_ids == (1, 2)
+
+
+def test_each_tool_message_is_joined_with_the_call_that_it_answers() -> None:
+    class Toolbox:
+        @tool_trace
+        def run(self, code: str) -> float:
+            return 1 / len(code)
+
+    calls = [
+        asked("run", '{"code": ""}', 1),
+        asked("search", '{"query": broken', 2),
+        asked("nowhere", "{}", 3),
+        asked("run", '{"code": "ab"}', 4),
+    ]
+    with recording() as recorded:
+        with trajectory(step=1, sample_index=1):
+            messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+            answer = completion("", calls)
+            chat(messages, answer)
+            with pytest.raises(ZeroDivisionError):
+                Toolbox().run("")
+            Toolbox().run("ab")
+            said = ["Tool failed, please retry", "error: bad JSON", "error: no such tool", "0.5 (cut)"]
+            messages.append(answer["choices"][0]["message"])
+            messages += [
+                {"role": "tool", "tool_call_id": call["id"], "content": text}
+                for call, text in zip(calls, said, strict=True)
+            ]
+            chat(messages, completion("sorry"))
+        found = recorded.trajectory()
+    assert [(call.name, call.call_id) for call in found.tool_calls] == [
+        ("run", "call_1"),
+        ("search", "call_2"),
+        ("nowhere", "call_3"),
+        ("run", "call_4"),
+    ]
+    assert [call.result for call in found.tool_calls] == [None, said[1], said[2], "0.5"]
+    replies = [turn for turn in found.turns if turn.role == "tool"]
+    assert {(turn.call_id, turn.name, turn.text) for turn in replies} == {
+        ("call_1", "run", said[0]),
+        ("call_2", "search", said[1]),
+        ("call_3", "nowhere", said[2]),
+        ("call_4", "run", said[3]),
+    }
+    assert [turn.error for turn in replies if turn.call_id == "call_1"] == [
+        "ZeroDivisionError: division by zero"
+    ]
+
+
+def test_messages_without_ids_answer_the_tools_in_their_order() -> None:
+    with recording() as recorded:
+        with trajectory(step=1, sample_index=1):
+            messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+            chat(messages, completion("calling"))
+            search("a")
+            search("b")
+            messages += [{"role": "assistant", "content": "calling"}]
+            messages += [{"role": "tool", "content": text} for text in ("saw a", "saw b", "and this")]
+            chat(messages, completion("done"))
+        found = recorded.trajectory()
+    assert [turn.text for turn in found.turns if turn.role == "tool"] == ["saw a", "saw b", "and this"]
+
+
+def test_the_usage_that_an_engine_reports_counts_where_no_ids_do() -> None:
+    with recording() as recorded:
+        with trajectory(step=1, sample_index=1):
+            answer = {**completion("hi"), "usage": {"prompt_tokens": 20, "completion_tokens": 5}}
+            chat([{"role": "user", "content": "go"}], answer)
+            chat(
+                [{"role": "user", "content": "on"}],
+                {**answer, "usage": {"input_tokens": 31, "output_tokens": 7}},
+            )
+        found = recorded.trajectory()
+    spans = [span for span in found.spans if span.kind == "llm"]
+    assert [span.attributes["gen_ai.usage.input_tokens"] for span in spans] == [20, 31]
+    assert [span.attributes["gen_ai.usage.output_tokens"] for span in spans] == [5, 7]
+    assert (found.prompt_tokens, found.tokens) == (20, 38)
+
+
+def test_the_result_of_an_engine_with_several_outputs_shows_the_first() -> None:
+    @llm_trace
+    def engine(prompt_token_ids: list[int]) -> dict[str, Any]:
+        output = {"index": 0, "text": "hello", "token_ids": [4, 5], "finish_reason": "length"}
+        return {"request_id": "7", "outputs": [output], "finished": True}
+
+    with recording() as recorded:
+        with trajectory(step=1, sample_index=1):
+            engine([1, 2, 3])
+        found = recorded.trajectory()
+    assert (found.turns[-1].text, found.turns[-1].finish_reason) == ("hello", "length")
+    assert found.turns[-1].token_ids == (4, 5)

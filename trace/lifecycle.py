@@ -60,7 +60,7 @@ def configure(config: Any = None, **settings: Any) -> TraceConfig:
             return loaded
         for backend in loaded.backend:
             exporters.check(backend)
-        shutdown()
+        _stop()
         _active = _start(loaded)
         return loaded
 
@@ -126,7 +126,11 @@ def flush(timeout: float = 10.0) -> StoreStatus:
         if active.config.backend and active.config.sync != "off":
             while not _arrived(store, active.config) and time.monotonic() < deadline:
                 time.sleep(min(_POLL, max(0.0, deadline - time.monotonic())))
-        return store.status()
+        status = store.status()
+        for name, destination in status.destinations.items():
+            if destination.last_error:
+                log.warning("%s is not reached, the store keeps everything: %s", name, destination.last_error)
+        return status
     finally:
         store.close()
 
@@ -145,22 +149,32 @@ def shutdown(timeout: float = SHUTDOWN) -> None:
     Args:
         timeout: seconds to wait at most, in this process. Rollouts that still run are kept as unfinished.
     """
-    global _active
     with _lock:
-        active, _active = _active, None
-        if active is None:
-            return
-        runtime.put(None)
-        deadline = time.monotonic() + timeout
-        if not active.recorder.writer.close(timeout):
-            log.warning("not everything could be written to %s within %.0f s", active.config.store, timeout)
-        if active.exporting is not None:
-            active.stop.set()
-            active.exporting.join(max(0.0, deadline - time.monotonic()))
-            if not active.exporting.is_alive():
-                _deliver_rest(active.config)
-        elif active.config.backend and active.config.sync == "process":
-            sync.spawn(active.config.store)
+        if _active is not None and _active.recorder.idle:
+            log.warning(
+                "recording was on in process %d, but no decorated function ran there and no trajectory(...) "
+                "was opened: nothing was recorded",
+                os.getpid(),
+            )
+        _stop(timeout)
+
+
+def _stop(timeout: float = SHUTDOWN) -> None:
+    global _active
+    active, _active = _active, None
+    if active is None:
+        return
+    runtime.put(None)
+    deadline = time.monotonic() + timeout
+    if not active.recorder.writer.close(timeout):
+        log.warning("not everything could be written to %s within %.0f s", active.config.store, timeout)
+    if active.exporting is not None:
+        active.stop.set()
+        active.exporting.join(max(0.0, deadline - time.monotonic()))
+        if not active.exporting.is_alive():
+            _deliver_rest(active.config)
+    elif active.config.backend and active.config.sync == "process":
+        sync.spawn(active.config.store)
 
 
 def _deliver_rest(config: TraceConfig) -> None:

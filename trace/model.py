@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
+from . import semconv
+
 Status = Literal["ok", "error", "cancelled", "running", "died"]
 Kind = Literal["trajectory", "rollout", "llm", "tool", "other"]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -164,7 +166,9 @@ class Turn:
         logprobs: natural log probability of each of ``token_ids``; empty when not recorded.
         prompt_ids: for a generation, the whole prompt it was given.
         tool_calls: for a generation, the tools that were called after it.
+        text: what was said; of a tool's reply, what the model saw of it.
         name: for a tool's reply, the tool.
+        call_id: for a tool's reply, the id of the call it answers, where there are ids.
     """
 
     index: int
@@ -176,6 +180,7 @@ class Turn:
     prompt_ids: tuple[int, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     name: str | None = None
+    call_id: str | None = None
     error: str | None = None
     finish_reason: str | None = None
     policy_version: int | str | None = None
@@ -242,7 +247,9 @@ class Trajectory:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the turns before the first generation."""
+        """Tokens before the first generation; as the engine reported them where no ids were recorded."""
+        if not any(turn.token_ids for turn in self.turns):
+            return self._reported(0)[0]
         count = 0
         for turn in self.turns:
             if turn.role == "assistant":
@@ -252,13 +259,22 @@ class Trajectory:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole trajectory, each counted once."""
-        return sum(len(turn.token_ids) for turn in self.turns)
+        """Tokens of the whole trajectory, each counted once; as reported where no ids were recorded."""
+        return sum(len(turn.token_ids) for turn in self.turns) or sum(self._reported(-1))
+
+    def _reported(self, place: int) -> tuple[int, int]:
+        """Give the prompt and response tokens that the engine reported of one of the generations."""
+        spans = [span.attributes for span in self.spans if semconv.INPUT_TOKENS in span.attributes]
+        if not spans:
+            return 0, 0
+        return spans[place][semconv.INPUT_TOKENS], spans[place].get(semconv.OUTPUT_TOKENS, 0)
 
     @property
     def errors(self) -> int:
-        """Number of spans that ended in an error."""
-        return sum(span.status in ("error", "died") for span in self.spans)
+        """Number of spans in which an error arose; those that it only passed through are not counted."""
+        failed = [span for span in self.spans if span.status in ("error", "died")]
+        passed_on = {(span.parent_id, span.error) for span in failed}
+        return sum((span.span_id, span.error) not in passed_on for span in failed)
 
     def walk(self) -> Iterator[tuple[int, Span]]:
         """Give every span with its depth, parents before children, siblings in order of their start."""
@@ -297,6 +313,7 @@ class Summary:
     start_ns: int
     end_ns: int | None
     policy_version: int | str | None
+    project: str | None
     experiment: str | None
     error: str | None = None
 

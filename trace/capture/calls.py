@@ -56,7 +56,9 @@ class Target:
         qualified = getattr(function, "__qualname__", None)
         if not isinstance(qualified, str):
             qualified = type(function).__qualname__
-        self.name = name or qualified.rpartition("<locals>.")[2]
+        own = qualified.rpartition("<locals>.")[2]
+        # A tool is called by its bare name, whatever class it is a method of.
+        self.name = name or (own.rpartition(".")[2] if kind == "tool" else own)
         if inspect.ismethod(function):
             self.owner = function.__self__
         else:

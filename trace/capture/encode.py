@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import traceback
 from array import array
@@ -25,8 +24,6 @@ from .streams import StreamTokens, Tokens
 
 if TYPE_CHECKING:
     from ..config import TraceConfig
-
-log = logging.getLogger("trackway")
 
 _OPERATIONS: Mapping[Kind, str] = {
     "trajectory": "invoke_agent",
@@ -55,7 +52,6 @@ class SpanEncoder:
         self._config = config
         self._payload = PayloadFormat(config, token_fields)
         self._decoders: dict[int | str, tuple[Any, HFDecoder]] = {}
-        self._said: set[str] = set()
 
     def encode(self, scope: Scope) -> bytes:
         """Encode a scope that has ended.
@@ -66,17 +62,12 @@ class SpanEncoder:
         rollout = scope.rollout
         whole = scope.parent is None and scope.kind in ("trajectory", "rollout") and scope.status == "ok"
         if whole and not rollout.generates and not rollout.sequence:
-            self._say_once(
+            scope.recorder.warn_once(
+                "no generation",
                 f"rollout {rollout.key or rollout.trace_id} ended without a call of a function decorated "
-                "with @llm_trace: its generations are not recorded one by one"
+                "with @llm_trace: its generations are not recorded one by one",
             )
         return encoded
-
-    def _say_once(self, text: str) -> None:
-        kind = text[:7]
-        if kind not in self._said:
-            self._said.add(kind)
-            log.warning("%s", text)
 
     def encode_open(self, scope: Scope) -> bytes:
         """Encode a scope that has not ended: what is known of it so far."""
@@ -168,6 +159,8 @@ class SpanEncoder:
                 attributes[semconv.NOTES].append(note)
         if given or made:
             self._tokens(scope, {**given, **made}, attributes)
+        if scope.kind == "llm" and semconv.INPUT_TOKENS not in attributes:
+            attributes.update(_reported_usage(scope.output))
 
     def _items(self, scope: Scope, made: Tokens) -> str:
         """Give the items of a generator as JSON; ``made`` receives the token sequences inside of them."""
@@ -267,9 +260,10 @@ class SpanEncoder:
     def _decoder(self, scope: Scope) -> HFDecoder | None:
         tokenizer = self._config.tokenizer if scope.tokenizer is None else scope.tokenizer
         if tokenizer is None:
-            self._say_once(
+            scope.recorder.warn_once(
+                "no tokenizer",
                 "token2text is on, but no tokenizer is known: token ids are recorded without text. "
-                "Pass one: trackway.configure(tokenizer=...), a tokenizer or its path"
+                "Pass one: trackway.configure(tokenizer=...), a tokenizer or its path",
             )
             return None
         name = os.fspath(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else id(tokenizer)
@@ -278,7 +272,7 @@ class SpanEncoder:
             try:
                 decoder = HFDecoder(tokenizer, skip_special_tokens=self._config.skip_special_tokens)
             except DecoderError as error:
-                self._say_once(f"decoder: {error}; token ids are recorded without text")
+                scope.recorder.warn_once("decoder", f"{error}; token ids are recorded without text")
                 return None
             if len(self._decoders) >= _MAX_DECODERS:
                 self._decoders.pop(next(iter(self._decoders)))
@@ -317,6 +311,21 @@ class SpanEncoder:
             semconv.EXCEPTION_MESSAGE: self._payload.text(failure.message),
             semconv.EXCEPTION_STACKTRACE: self._payload.text("".join(lines)),
         }
+
+
+def _reported_usage(output: Any) -> dict[str, int]:
+    """Read the token counts in the result of an OpenAI-like or Anthropic-like call."""
+    if not isinstance(output, bytes) or b'"usage"' not in output:
+        return {}
+    result = orjson.loads(output)
+    usage = result.get("usage") if isinstance(result, dict) else None
+    if not isinstance(usage, dict):
+        return {}
+    given = usage.get("prompt_tokens", usage.get("input_tokens"))
+    made = usage.get("completion_tokens", usage.get("output_tokens", 0))
+    if not isinstance(given, int) or not isinstance(made, int):
+        return {}
+    return {semconv.INPUT_TOKENS: given, semconv.OUTPUT_TOKENS: made}
 
 
 def _event(name: str, time_ns: int | None, attributes: Mapping[str, Any]) -> dict[str, Any]:

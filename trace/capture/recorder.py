@@ -149,6 +149,12 @@ class Recorder:
             if parent is not None:
                 call = Call(self, parent.rollout, parent, target, args, kwargs)
             elif self._sampler.decide(None, None, token=os.urandom(8).hex()):
+                if target.kind != "rollout":
+                    self.warn_once(
+                        "unattached",
+                        f"{target.name} ran outside of any trajectory(...) and is recorded by itself; "
+                        "work that is handed to a thread needs trackway.carry",
+                    )
                 rollout = self.new_rollout(None)
                 call = Call(self, rollout, None, target, args, kwargs)
                 rollout.trace_id = f"{call.span.get_span_context().trace_id:032x}"
@@ -188,6 +194,12 @@ class Recorder:
         except Exception as error:
             self.trouble("could not record a call", error)
 
+    def warn_once(self, kind: str, text: str) -> None:
+        """Tell the user something, once for each kind of it."""
+        if kind not in self._said:
+            self._said.add(kind)
+            log.warning("%s", text)
+
     def trouble(self, what: str, error: BaseException | None = None) -> None:
         """Count a problem of Trackway's own, and say it once per kind.
 
@@ -197,8 +209,6 @@ class Recorder:
         self.troubles += 1
         message = what if error is None else f"{what}: {type(error).__name__}: {error}"
         kind = what if error is None else f"{what} {type(error).__name__}"
-        if kind not in self._said:
-            self._said.add(kind)
-            log.warning("tracing problem (training goes on): %s", message)
+        self.warn_once(kind, f"tracing problem (training goes on): {message}")
         if self._strict and error is not None:
             raise RuntimeError(message) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing.util
 import os
 import socket
@@ -21,8 +20,6 @@ from .scope import Scope
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-log = logging.getLogger("trackway")
-
 INTERVAL = 0.05
 """Seconds between two looks at the queue: what a ``kill -9`` may cost."""
 HOUSEKEEPING = 1.0
@@ -30,6 +27,8 @@ HOUSEKEEPING = 1.0
 CHILD_PATIENCE = 10.0
 """Seconds that the end of a child of multiprocessing may wait for its writer."""
 _BATCH = 64
+_OpenLine = tuple[Scope, tuple[int, int], bytes]
+"""An open span, how many rewards and facts it had when it was encoded, and its line."""
 _SPAN_BYTES = 1024  # a guess at what a queued scope weighs beside its payload
 
 
@@ -72,7 +71,7 @@ class Writer:
         self._closing = False
         self._closed = False
         self.abandoned = False
-        self._shown_open = False
+        self._open_lines: dict[int, _OpenLine] = {}
         self._counters: tuple[Any, ...] = ()
         self._thread = threading.Thread(target=self._run, name="trackway-writer", daemon=True)
         self._save_counters()
@@ -140,12 +139,6 @@ class Writer:
         Returns:
             Whether all of it was written in time.
         """
-        if self._recorder.idle:
-            log.warning(
-                "recording was on in process %d, but no decorated function ran there and no trajectory(...) "
-                "was opened: nothing was recorded",
-                os.getpid(),
-            )
         self._closing = True
         self._wake.set()
         self._thread.join(timeout)
@@ -222,11 +215,19 @@ class Writer:
 
     def _show_open(self, age: float) -> None:
         horizon = time.time_ns() - int(age * 1e9)
-        spans = [scope for scope in self._recorder.open_scopes() if scope.span.start_time <= horizon]  # type: ignore[attr-defined]
-        if spans or self._shown_open:
-            lines = [self._lines.line([self._encoder.encode_open(scope)]) for scope in spans]
-            self._journal.set_open_spans(b"".join(lines))
-            self._shown_open = bool(spans)
+        shown: dict[int, _OpenLine] = {}
+        for scope in self._recorder.open_scopes():
+            if scope.span.start_time > horizon:  # type: ignore[attr-defined]
+                continue
+            said = len(scope.rewards or ()), len(scope.annotations or ())
+            known = self._open_lines.get(id(scope))
+            if known is None or known[:2] != (scope, said):
+                known = (scope, said, self._lines.line([self._encoder.encode_open(scope)]))
+                time.sleep(0)
+            shown[id(scope)] = known
+        if shown != self._open_lines:
+            self._journal.set_open_spans(b"".join(line for _, _, line in shown.values()))
+            self._open_lines = shown
 
     def _save_counters(self) -> None:
         counters = (self.recorded, self.written, tuple(self.dropped.items()), self._recorder.troubles)

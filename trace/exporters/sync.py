@@ -30,13 +30,12 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from ..config import TraceConfig, from_dict, to_dict
 from ..model import Span, Trajectory
-from ..store import Store, StoreError, journal, open_store
+from ..store import CONFIG, Store, StoreError, journal, open_store
 from ..store.cursors import Cursors
 from . import build
 
 log = logging.getLogger("trackway.sync")
 
-CONFIG = "config.json"
 BATCH = 50
 """Trajectories handed over at once."""
 INTERVAL = 0.5

@@ -8,17 +8,21 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import orjson
 
 from ..model import Span, Status, Summary, Trajectory, TrajectoryKey
 from . import journal, otlp
-from .assemble import assemble, decode_span
-from .cursors import Cursors
+from .assemble import DIED, assemble, decode_span
+from .cursors import Cursors, Progress
 from .index import Index, summary_of
 
 __all__ = ["Destination", "Store", "StoreError", "StoreStatus", "TrajectoryNotFound", "open_store"]
 
 DEFAULT = "trackway-store"
+CONFIG = "config.json"
+"""Settings of the process that recorded last, for the one that exports."""
 _TRACE_ID = re.compile(r"[0-9a-f]{6,32}")
 
 
@@ -80,6 +84,8 @@ def open_store(path: str | os.PathLike[str] | None = None) -> Store:
         StoreError: there is no store.
     """
     folder = Path(path or os.environ.get("TRACKWAY_STORE") or DEFAULT).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file; a store is a directory")
     if not folder.is_dir():
         raise StoreError(
             f"there is no store at {folder}: nothing was recorded there yet. "
@@ -116,6 +122,7 @@ class Store:
         rollout: int | None = None,
         validate: bool | None = None,
         status: Status | None = None,
+        experiment: str | None = None,
         min_reward: float | None = None,
         max_reward: float | None = None,
         limit: int | None = None,
@@ -130,22 +137,30 @@ class Store:
             rollout: number of the rollout in its group.
             validate: only validation rollouts, or only training rollouts.
             status: ``ok``, ``error``, ``cancelled``, ``running`` or ``died``.
+            experiment: only those filed under this experiment.
             min_reward, max_reward: bounds, included.
             limit: how many at most.
             all_attempts: also those that a later attempt of the same key has replaced.
-            newest: the latest first; by default in order of step, sample and rollout.
+            newest: the latest first; by default in order of step, sample and rollout, with the calls
+                that ran outside of any trajectory at the end.
 
         Returns:
             Summaries, one for each trajectory.
+
+        Raises:
+            ValueError: there is no such status.
         """
+        if status is not None and status not in get_args(Status):
+            raise ValueError(f"status={status!r} is none of {', '.join(get_args(Status))}")
         where, values = ["1"], []
-        for column, value in (("step", step), ("rollout_n", rollout), ("validate", validate)):
+        same = ("step", step), ("rollout_n", rollout), ("validate", validate), ("experiment", experiment)
+        for column, value in same:
             if value is not None:
                 where.append(f"{column} = ?")
                 values.append(value)
         if sample is not None:
             where.append("(sample_index = ? OR CAST(sample_index AS TEXT) = ?)")
-            values += [sample, str(sample)]  # type: ignore[list-item]
+            values += [sample, str(sample)]
         if min_reward is not None:
             where.append("reward >= ?")
             values.append(min_reward)  # type: ignore[arg-type]
@@ -156,11 +171,13 @@ class Store:
             where.append("latest")
         if status in ("ok", "error", "cancelled"):
             where.append("status = ?")
-            values.append(status)  # type: ignore[arg-type]
+            values.append(status)
         elif status is not None:
             where.append("NOT ended")
         order = "ORDER BY " + (
-            "start_ns DESC" if newest else "step, validate, sample_index, rollout_n, effective, start_ns"
+            "start_ns DESC"
+            if newest
+            else "named DESC, step, validate, sample_index, rollout_n, effective, start_ns"
         )
         self._index.refresh()
         flight = _Flight(self.path)
@@ -171,7 +188,7 @@ class Store:
             if trace_id not in known:
                 trajectory = flight.trajectory(trace_id)
                 summary = summary_of(trajectory)
-                if _matches(summary, step, sample, rollout, validate, min_reward, max_reward):
+                if _matches(summary, step, sample, rollout, validate, experiment, min_reward, max_reward):
                     summaries.append(summary)
         if status is not None:
             summaries = [summary for summary in summaries if summary.status == status]
@@ -180,14 +197,15 @@ class Store:
     def _current(self, summary: Summary, flight: _Flight) -> Summary:
         if self._index.writers_of(summary.trace_id) & flight.alive:
             return summary
-        return replace(summary, status="died", error="process ended before this did")
+        return replace(summary, status="died", error=DIED, errors=max(1, summary.errors))
 
     def load(self, name: str | TrajectoryKey) -> Trajectory:
         """Read one trajectory.
 
         Args:
-            name: its key, as a value or as text (the latest attempt, unless one is named: ``1/17/0@0``);
-                or its trace id, or a beginning of that of at least six digits.
+            name: its key, as a value or as text (the latest attempt, unless one is named: ``1/17/0@0``; of
+                several experiments the one that ran last); or its trace id, or a beginning of that of at
+                least six digits.
 
         Raises:
             TrajectoryNotFound: there is none, or the beginning of a trace id fits several.
@@ -205,7 +223,7 @@ class Store:
     def load_all(self, trace_ids: list[str]) -> list[Trajectory]:
         """Read the trajectories of these trace ids, as the index knows them."""
         flight = _Flight(self.path)
-        return [self._load(trace_id, flight) for trace_id in trace_ids]
+        return [self._load(trace_id, flight, self._index.attempt(trace_id)) for trace_id in trace_ids]
 
     def _find(self, name: str | TrajectoryKey, flight: _Flight) -> tuple[str, int | None]:
         text = str(name).strip()
@@ -214,8 +232,8 @@ class Store:
                 item for item in flight.traces if item.startswith(text)
             }
             if len(found) == 1:
-                rows = self._index.rows("WHERE trace_id = ?", found)
-                return found.pop(), rows[0][0].attempt if rows else None
+                (trace_id,) = found
+                return trace_id, self._index.attempt(trace_id)
             if found:
                 raise TrajectoryNotFound(
                     f"{text} is the beginning of {len(found)} trace ids; give more digits"
@@ -243,7 +261,9 @@ class Store:
             "WHERE named AND step IS ? AND rollout_n = ? AND validate = ? AND CAST(sample_index AS TEXT) IS ?"
         )
         sample = None if key.sample_index is None else str(key.sample_index)
-        rows = self._index.rows(where, (key.step, key.rollout_n, key.validate, sample), "ORDER BY effective")
+        rows = self._index.rows(
+            where, (key.step, key.rollout_n, key.validate, sample), "ORDER BY effective, start_ns"
+        )
         found = [summary for summary, _, _ in rows]
         known = {summary.trace_id for summary in found}
         for trace_id in flight.traces:
@@ -269,13 +289,14 @@ class Store:
             for reason, count in writer.dropped.items():
                 dropped[reason] = dropped.get(reason, 0) + count
         cursors = Cursors(self.path, read_only=True)
+        progress = dict.fromkeys(self._backends(), Progress(0, 0, None)) | cursors.progress()
+        cursors.close()
         destinations = {
             name: Destination(
                 done.exported, spans - done.exported - done.refused, done.refused, done.last_error
             )
-            for name, done in cursors.progress().items()
+            for name, done in progress.items()
         }
-        cursors.close()
         exported = min((item.exported for item in destinations.values()), default=spans)
         return StoreStatus(
             recorded=spans + sum(dropped.values()),
@@ -292,6 +313,13 @@ class Store:
             dropped_by_reason=dropped,
             destinations=destinations,
         )
+
+    def _backends(self) -> list[str]:
+        """Name the destinations that the store is configured for, also those that have nothing yet."""
+        try:
+            return list(orjson.loads((self.path / CONFIG).read_bytes())["backend"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
 
     def due(self, destination: Mapping[str, int]) -> list[tuple[str, int]]:
         """List what a destination lacks: complete trajectories with their number of spans.
@@ -341,6 +369,7 @@ def _matches(
     sample: Any,
     rollout: int | None,
     validate: bool | None,
+    experiment: str | None,
     min_reward: float | None,
     max_reward: float | None,
 ) -> bool:
@@ -350,6 +379,7 @@ def _matches(
         and (sample is None or str(summary.sample_index) == str(sample))
         and (rollout is None or summary.rollout_n == rollout)
         and (validate is None or summary.validate == validate)
+        and (experiment is None or summary.experiment == experiment)
         and (min_reward is None or (reward is not None and reward >= min_reward))
         and (max_reward is None or (reward is not None and reward <= max_reward))
     )

@@ -19,7 +19,7 @@ from . import journal, otlp
 from .assemble import assemble, decode_span
 
 FILE = "index.sqlite"
-VERSION = 1
+VERSION = 2
 _TRACE_ID = re.compile(rb'"traceId":"([0-9a-f]{32})"')
 _TIMEOUT = 30.0
 
@@ -38,29 +38,29 @@ CREATE TABLE trajectories (
     status TEXT NOT NULL, error TEXT, reward REAL, rewards TEXT NOT NULL,
     turns INTEGER NOT NULL, generations INTEGER NOT NULL, tool_calls INTEGER NOT NULL,
     tokens INTEGER NOT NULL, errors INTEGER NOT NULL, spans INTEGER NOT NULL,
-    start_ns INTEGER NOT NULL, end_ns INTEGER, policy_version BLOB, experiment TEXT, ended INTEGER NOT NULL
+    start_ns INTEGER NOT NULL, end_ns INTEGER, policy_version BLOB,
+    project TEXT, experiment TEXT, ended INTEGER NOT NULL
 );
 CREATE INDEX trajectories_by_key ON trajectories (step, sample_index, rollout_n);
 """
 
 _COLUMNS = (
     "trace_id, named, step, sample_index, rollout_n, attempt, validate, status, error, reward, rewards, "
-    "turns, generations, tool_calls, tokens, errors, spans, start_ns, end_ns, policy_version, experiment, "
-    "ended"
+    "turns, generations, tool_calls, tokens, errors, spans, start_ns, end_ns, policy_version, project, "
+    "experiment, ended"
 )
 
-# An attempt that nobody numbered is numbered by its start among those of the same key.
+# An attempt that nobody numbered is numbered by its start among those of the same key and experiment.
+_KEY = ("named", "step", "sample_index", "rollout_n", "validate", "project", "experiment")
+_SAME = f"{', '.join(_KEY)}, iif(named, '', trace_id)"
 _NUMBERED = f"""
 SELECT {_COLUMNS},
     max(attempt, nth) AS effective, nth = total - 1 AS latest
 FROM (
     SELECT *,
-        row_number() OVER (same ORDER BY attempt, start_ns, trace_id) - 1 AS nth,
-        count(*) OVER (PARTITION BY named, validate, step, sample_index, rollout_n,
-            CASE WHEN named THEN '' ELSE trace_id END) AS total
+        row_number() OVER (PARTITION BY {_SAME} ORDER BY attempt, start_ns, trace_id) - 1 AS nth,
+        count(*) OVER (PARTITION BY {_SAME}) AS total
     FROM trajectories
-    WINDOW same AS (PARTITION BY named, validate, step, sample_index, rollout_n,
-        CASE WHEN named THEN '' ELSE trace_id END)
 )
 """
 
@@ -207,6 +207,19 @@ class Index:
         sql = f"SELECT {_COLUMNS}, effective, latest FROM ({_NUMBERED}) {where} {order}"
         return [(_summary(row), bool(row[-3]), bool(row[-1])) for row in self._db.execute(sql, tuple(values))]
 
+    def attempt(self, trace_id: str) -> int | None:
+        """Give the number of the attempt that a trajectory is; None when it has no key or is not known."""
+        same = " AND ".join(f"other.{name} IS this.{name}" for name in _KEY)
+        order = (
+            "(other.attempt, other.start_ns, other.trace_id) < (this.attempt, this.start_ns, this.trace_id)"
+        )
+        before = f"SELECT count(*) FROM trajectories AS other WHERE {same} AND {order}"
+        row = self._db.execute(
+            f"SELECT max(attempt, ({before})) FROM trajectories AS this WHERE trace_id = ? AND named",
+            (trace_id,),
+        ).fetchone()
+        return None if row is None else int(row[0])
+
     def totals(self) -> tuple[int, int, int]:
         """Count trajectories, spans and torn lines."""
         trajectories, spans = self._db.execute(
@@ -263,6 +276,7 @@ def summary_of(trajectory: Trajectory) -> Summary:
         start_ns=trajectory.start_ns,
         end_ns=trajectory.end_ns,
         policy_version=trajectory.policy_versions[0] if trajectory.policy_versions else None,
+        project=trajectory.project,
         experiment=trajectory.experiment,
         error=trajectory.error,
     )
@@ -292,6 +306,7 @@ def _row(trajectory: Trajectory) -> tuple[Any, ...]:
         line.start_ns,
         line.end_ns,
         line.policy_version,
+        line.project,
         line.experiment,
         bool(root and root.parent_id is None and root.end_ns is not None),
     )
@@ -309,8 +324,8 @@ def _number(value: float | str) -> float | str:
 def _summary(row: tuple[Any, ...]) -> Summary:
     (
         trace_id, named, step, sample_index, rollout_n, _, validate, status, error, reward, rewards, turns,
-        generations, tool_calls, tokens, errors, spans, start_ns, end_ns, policy_version, experiment, _,
-        effective, _,
+        generations, tool_calls, tokens, errors, spans, start_ns, end_ns, policy_version, project,
+        experiment, _, effective, _,
     ) = row  # fmt: skip
     by_name = {name: _number(value) for name, value in orjson.loads(rewards).items()}
     if reward is None and any(isinstance(value, float) for value in by_name.values()):
@@ -335,6 +350,7 @@ def _summary(row: tuple[Any, ...]) -> Summary:
         start_ns=start_ns,
         end_ns=end_ns,
         policy_version=policy_version,
+        project=project,
         experiment=experiment,
         error=error,
     )

@@ -76,10 +76,10 @@ def _conversation(generations: Sequence[Span], tools: Sequence[Span]) -> list[Tu
     turns: list[Turn] = []
     sequence: tuple[int, ...] = ()
     known: dict[bytes, int] = {}
+    early = [_tool_turn(tool, orphan=True) for tool in tools if tool.start_ns < generations[0].start_ns]
     for number, span in enumerate(generations):
-        before = [tool for tool in tools if tool.start_ns < span.start_ns] if number == 0 else []
-        said = _new_messages(span, known, tools_told=bool(turns) and turns[-1].role == "tool")
-        replies = _with_tools(said, [_tool_turn(tool, orphan=True) for tool in before])
+        said = _new_messages(span, known)
+        replies = _with_replies(turns, early if number == 0 else [], said)
         added = _added(span, sequence)
         if added or (number == 0 and not said and _prompt_text(span)):
             _give_tokens(turns, replies, added, span, first=number == 0)
@@ -88,20 +88,71 @@ def _conversation(generations: Sequence[Span], tools: Sequence[Span]) -> list[Tu
         after = [
             tool for tool in tools if span.start_ns <= tool.start_ns and (end is None or tool.start_ns < end)
         ]
-        turns.append(_assistant_turn(span, after))
+        answer = _assistant_turn(span, after)
+        ids = {call.span_id: call.call_id for call in answer.tool_calls}
+        turns.append(answer)
+        turns += [replace(_tool_turn(tool), call_id=ids.get(tool.span_id)) for tool in after]
         _know_answer(span, known)
-        turns += [_tool_turn(tool) for tool in after]
         if span.prompt_ids is not None:
             sequence = span.prompt_ids + (span.response_ids or ())
     return turns
 
 
-def _with_tools(said: Sequence[Turn], tools: list[Turn]) -> list[Turn]:
-    """Put tools that ran before the first generation where the messages have their replies, else in front."""
-    replies = [turn for turn in said if turn.role == "tool"]
-    spare = tools[: max(0, len(tools) - len(replies))]
-    rest = iter(tools[len(spare) :])
-    return [*spare, *(next(rest, turn) if turn.role == "tool" else turn for turn in said)]
+def _with_replies(turns: list[Turn], early: Sequence[Turn], said: Sequence[Turn]) -> list[Turn]:
+    """Join what the messages say of tool calls with what the tools' own spans told.
+
+    The text of a tool's turn is what the model saw of it. A reply that no span told (of an unknown tool, of
+    arguments that could not be parsed) is a turn of its own, and the result of the call that it answers.
+
+    Args:
+        turns: those so far; the tools' turns since the last generation are completed in place.
+        early: turns of tools that ran before the first generation.
+        said: the messages that are new.
+
+    Returns:
+        The turns to add.
+    """
+    start = next((place for place in reversed(range(len(turns))) if turns[place].role == "assistant"), None)
+    waiting = [] if start is None else [n for n in range(start + 1, len(turns)) if turns[n].role == "tool"]
+    spare = list(early)
+    fresh = []
+    for turn in said:
+        if turn.role != "tool":
+            fresh.append(turn)
+            continue
+        answered = None if start is None else _asked_for(turns[start], turn.call_id)
+        place = _place(turns, waiting, turn.call_id, unrun=answered is not None)
+        if place is not None:
+            waiting.remove(place)
+            turns[place] = replace(turns[place], text=turn.text or turns[place].text)
+        elif spare:
+            fresh.append(replace(spare.pop(0), text=turn.text))
+        else:
+            if start is not None and answered is not None:
+                calls = list(turns[start].tool_calls)
+                calls[answered] = replace(calls[answered], result=turn.text)
+                turns[start] = replace(turns[start], tool_calls=tuple(calls))
+                turn = replace(turn, name=turn.name or calls[answered].name)
+            fresh.append(turn)
+    return [*spare, *fresh]
+
+
+def _asked_for(turn: Turn, call_id: str | None) -> int | None:
+    """Find the call of a generation that has this id and that no tool ran."""
+    for place, call in enumerate(turn.tool_calls):
+        if call_id is not None and call.call_id == call_id and call.span_id is None:
+            return place
+    return None
+
+
+def _place(turns: Sequence[Turn], waiting: Sequence[int], call_id: str | None, *, unrun: bool) -> int | None:
+    """Find the turn of a tool that a message is the reply of: by id, else the first without another id."""
+    if unrun:
+        return None
+    for place in waiting:
+        if call_id is not None and turns[place].call_id == call_id:
+            return place
+    return next((place for place in waiting if call_id is None or turns[place].call_id is None), None)
 
 
 def _added(span: Span, sequence: tuple[int, ...]) -> tuple[int, ...]:
@@ -140,15 +191,6 @@ def _prompt_text(span: Span) -> str:
 
 
 def _assistant_turn(span: Span, tools: Sequence[Span]) -> Turn:
-    calls = [_tool_call(tool) for tool in tools]
-    asked = _asked_calls(_message(span.outputs))
-    # A call that the model asked for and nobody ran is shown as well; those that ran are matched by name.
-    unmatched = [call.name for call in calls]
-    for call in asked:
-        if call.name in unmatched:
-            unmatched.remove(call.name)
-        else:
-            calls.append(call)
     ids = span.response_ids or ()
     mask = span.response_mask or ()
     return Turn(
@@ -159,7 +201,7 @@ def _assistant_turn(span: Span, tools: Sequence[Span]) -> Turn:
         mask=mask if len(mask) == len(ids) else (),
         logprobs=span.response_logprobs or (),
         prompt_ids=span.prompt_ids or (),
-        tool_calls=tuple(calls),
+        tool_calls=_calls(_asked_calls(_message(span.outputs)), tools),
         error=_error(span),
         finish_reason=_finish_reason(span),
         policy_version=span.attributes.get(semconv.POLICY_VERSION),
@@ -167,6 +209,21 @@ def _assistant_turn(span: Span, tools: Sequence[Span]) -> Turn:
         end_ns=span.end_ns,
         span_id=span.span_id,
     )
+
+
+def _calls(asked: Sequence[ToolCall], tools: Sequence[Span]) -> tuple[ToolCall, ...]:
+    """Give the calls that the model asked for, as they ran where they did, and those that ran unasked."""
+    waiting = list(tools)
+    calls = []
+    for call in asked:
+        # A tool that is a method carries the name of its class in front.
+        ran = next((tool for tool in waiting if call.name in (tool.name, tool.name.rpartition(".")[2])), None)
+        if ran is None:
+            calls.append(call)
+        else:
+            waiting.remove(ran)
+            calls.append(replace(_tool_call(ran), call_id=call.call_id))
+    return (*calls, *map(_tool_call, waiting))
 
 
 def _error(span: Span) -> str | None:
@@ -221,6 +278,9 @@ def _result_text(value: Any) -> str:
         for name in _TEXT_FIELDS:
             if isinstance(value.get(name), str):
                 return cast(str, value[name])
+        first = _first_output(value)
+        if first is not None:
+            return _result_text(first)
         if set(value) <= {
             "finish_reason",
             "stop_reason",
@@ -231,6 +291,12 @@ def _result_text(value: Any) -> str:
         }:
             return ""
     return as_text(value)
+
+
+def _first_output(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Give the first completion of an engine's result, which holds them in a list named ``outputs``."""
+    outputs = value.get("outputs")
+    return outputs[0] if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict) else None
 
 
 def _chunk_text(item: Any) -> str | None:
@@ -295,6 +361,8 @@ def _finish_reason(span: Span) -> str | None:
         choices = value.get("choices")
         if isinstance(choices, list) and choices and isinstance(choices[0], dict):
             value = choices[0]
+        else:
+            value = _first_output(value) or value
         for name in ("finish_reason", "stop_reason"):
             if value.get(name) is not None:
                 return str(value[name])
@@ -317,7 +385,7 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
     return messages if messages and len(messages) == sum(item is not None for item in value) else []
 
 
-def _new_messages(span: Span, known: dict[bytes, int], *, tools_told: bool) -> list[Turn]:
+def _new_messages(span: Span, known: dict[bytes, int]) -> list[Turn]:
     """Give the messages of a generation's input that no earlier turn has said.
 
     Each message counts as often as it was seen, wherever it stands: a context that was trimmed or put in
@@ -328,13 +396,9 @@ def _new_messages(span: Span, known: dict[bytes, int], *, tools_told: bool) -> l
     for message in _messages(span.inputs):
         mark = _mark(message)
         seen[mark] = seen.get(mark, 0) + 1
-        if seen[mark] <= known.get(mark, 0):
-            continue
-        known[mark] = seen[mark]
-        turn = _message_turn(message)
-        if turn.role == "tool" and tools_told:
-            continue  # the tool's own span has told it
-        turns.append(turn)
+        if seen[mark] > known.get(mark, 0):
+            known[mark] = seen[mark]
+            turns.append(_message_turn(message))
     return turns
 
 
@@ -350,12 +414,13 @@ def _know_answer(span: Span, known: dict[bytes, int]) -> None:
 
 def _message_turn(message: Mapping[str, Any]) -> Turn:
     role = _ROLES.get(message["role"].lower(), "user")
-    name = message.get("name")
+    name, call_id = message.get("name"), message.get("tool_call_id")
     return Turn(
         0,
         role,
         as_text(message.get("content") or ""),
         name=name if isinstance(name, str) else None,
+        call_id=call_id if isinstance(call_id, str) else None,
         tool_calls=tuple(_asked_calls(message)) if role == "assistant" else (),
     )
 
