@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,6 +22,7 @@ import pytest
 
 import trackway
 from trackway.cli import main
+from trackway.trace.store.cursors import Cursors
 
 HOSTILE = "[red]x[/INST]\x1b[2J\x9b\rEVIL\u202e"
 LONG_ID = "a sample id / as long as a path / " * 3
@@ -26,7 +30,8 @@ LONG_ID = "a sample id / as long as a path / " * 3
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten rollouts: two steps, an integer and a text sample, failures, odd rewards, a retry, validation."""
+    """Ten rollouts: three steps, an integer and a text sample, failures, odd rewards, a retry, validation,
+    two experiments."""
     path = tmp_path_factory.mktemp("cli") / "store"
     trackway.configure(store=path, project="p", experiment="e", backend=None, sync="off")
 
@@ -67,6 +72,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     roll(2, LONG_ID, 0, -1.0)
     with pytest.raises(ZeroDivisionError):
         roll(2, 18, 0, 0.0, right=0)
+    trackway.configure(store=path, project="p", experiment="another", backend=None, sync="off")
+    with trackway.trajectory(step=3, sample_index=1), contextlib.suppress(ZeroDivisionError):
+        divide(1, 0)
     trackway.shutdown()
     return path
 
@@ -143,6 +151,9 @@ def test_ls_json_writes_null_where_json_has_no_number(cli: Cli) -> None:
         (["--sample", "18"], {"2/18/0"}),
         (["--rollout", "2"], {"1/%317/2"}),
         (["--status", "error"], {"2/18/0"}),
+        (["--errors"], {"2/18/0", "3/1/0"}),
+        (["--errors", "--limit", "1"], {"2/18/0"}),
+        (["--experiment", "another"], {"3/1/0"}),
         (["--min-reward", "0.5", "--max-reward", "1"], {"1/17/0", "1/task%2F3/0"}),
         (["--step", "2", "--sample", "17", "--train", "--all-attempts"], {"2/17/0", "2/17/0@1"}),
     ],
@@ -160,15 +171,52 @@ def test_ls_prints_a_line_for_each_trajectory_also_with_long_keys(cli: Cli) -> N
     for key in keys(cli("ls", "--json")):
         assert re.search(rf"^{re.escape(key)} ", shown, re.MULTILINE)
     assert re.search(r"^2/18/0 .* ERROR ", shown, re.MULTILINE)
-    assert "8 trajectories, 1 failed" in shown
+    assert "9 trajectories, 1 failed, mean reward 0.393 of 7 with a finite one" in shown
 
 
 def test_ls_says_when_a_table_would_be_too_long(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trackway.cli.ROWS", 3)
     result = cli("ls")
-    assert "3 trajectories" in result.out
+    assert "3 trajectories shown (there are more)" in result.out
     assert "there are more than these 3" in result.err
-    assert "8 trajectories" in cli("ls", "--limit", "8").out
+    result = cli("ls", "--limit", "8")
+    assert "8 trajectories shown (there are more)" in result.out
+    assert result.err == ""
+    assert "\n9 trajectories, " in cli("ls", "--limit", "9").out
+
+
+def test_ls_newest_first(cli: Cli) -> None:
+    assert keys(cli("ls", "--json", "--newest"))[:2] == ["3/1/0", "2/18/0"]
+
+
+def test_ls_says_why_and_in_which_experiment(cli: Cli) -> None:
+    shown = cli("ls").out
+    assert re.search(r"^2/18/0 +ERROR +e  .*  ZeroDivisionError: division by zero$", shown, re.MULTILINE)
+    assert re.search(r"^3/1/0 +ok +another ", shown, re.MULTILINE)
+    assert shown.endswith("\nerrors: 1 ZeroDivisionError\n")
+    assert not re.search(" $", shown, re.MULTILINE)
+    assert "experiment" not in cli("ls", "--step", "3").out
+
+
+def test_calls_outside_of_a_trajectory_are_listed_by_a_short_id_that_show_takes(
+    tmp_path: Path, cli: Cli
+) -> None:
+    path = str(tmp_path / "store")
+    trackway.configure(store=path, backend=None, sync="off")
+
+    @trackway.tool_trace
+    def probe() -> str:
+        return "found"
+
+    probe()
+    with trackway.trajectory(step=1, sample_index=0):
+        probe()
+    trackway.shutdown()
+    named, unnamed = json.loads(cli("ls", "--json", "--store", path).out)
+    assert (named["key"], unnamed["key"]) == ("1/0/0", unnamed["trace_id"])
+    last = cli("ls", "--store", path).out.splitlines()[3]
+    assert last.split()[0] == unnamed["trace_id"][:12]
+    assert "found" in cli("show", last.split()[0], "--store", path).out
 
 
 def test_ls_without_a_match_says_so_and_is_no_error(cli: Cli) -> None:
@@ -200,6 +248,10 @@ def test_show_says_error_in_words(cli: Cli) -> None:
     shown = cli("show", "2/18/0").out
     assert shown.startswith("2/18/0  ERROR")
     assert "ERROR ZeroDivisionError: division by zero" in shown
+    place = re.search(rf"{re.escape(__file__)}:\d+ in divide", re.sub(r"\n *│? *", "", shown))
+    assert place
+    whole = cli("show", "2/18/0", "--full").out
+    assert re.sub(r"\n *│? *", "", whole).count('return f"{left / right} {HOSTILE}"') >= 1
 
 
 def test_show_json_holds_the_whole_trajectory(cli: Cli) -> None:
@@ -236,6 +288,7 @@ def test_show_one_turn(cli: Cli) -> None:
         (["show", "-/17/0"], "no trajectory -/17/0"),
         (["show", "1/17/0", "--turn", "9"], "1/17/0 has no turn 9; its turns are 0 to 2"),
         (["show", "\x1b[2J"], r"\x1b[2J"),
+        (["ls", "--store", __file__], f"{__file__} is a file; a store is a directory"),
         (["ls", "--store", "/nowhere"], "there is no store at /nowhere"),
         (["status", "--store", "/nowhere"], "there is no store at /nowhere"),
         (["sync", "--store", "/nowhere"], "there is no store at /nowhere"),
@@ -275,6 +328,23 @@ def test_wrong_use_ends_with_2(cli: Cli, args: list[str]) -> None:
     assert "Traceback" not in result.err
 
 
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["ls", "--step", "x"], "'--step': 'x' is not an integer\n"),
+        (["ls", "--limit", "0"], "'--limit': 0 is less than 1\n"),
+        (["ls", "--min-reward", "much"], "'--min-reward': 'much' is not a number\n"),
+        (["ui", "--port", "65536"], "'--port': 65536 is more than 65535\n"),
+        (["show", "1/17/0", "--turn", "1.5"], "'--turn': '1.5' is not an integer\n"),
+        (["demo", "--temperature", "nan"], "'--temperature': nan is no temperature: it is 0 or more\n"),
+    ],
+)
+def test_a_wrong_number_is_named_in_plain_words(cli: Cli, args: list[str], sentence: str) -> None:
+    result = cli(*args)
+    assert result.code == 2
+    assert result.err.endswith(sentence)
+
+
 def test_a_wrong_status_names_the_right_ones(cli: Cli) -> None:
     assert "use one of ok, error, cancelled, running, died" in cli("ls", "--status", "broken").err
 
@@ -296,17 +366,36 @@ def test_the_store_is_the_option_else_the_variable_else_the_folder(
 
 def test_status_adds_up(cli: Cli) -> None:
     state = json.loads(cli("status", "--json").out)
-    assert state["recorded"] == 36
+    assert state["recorded"] == 38
     assert state["recorded"] == state["exported"] + state["pending"] + state["dropped"]
-    assert state["trajectories"] == 9
+    assert state["trajectories"] == 10
     shown = cli("status").out
-    assert "36 recorded = 36 in the journal + 0 pending + 0 dropped" in shown
+    assert "38 recorded = 38 in the journal + 0 pending + 0 dropped" in shown
 
 
 def test_sync_without_a_destination_says_so(cli: Cli) -> None:
     result = cli("sync")
     assert result.code == 0
     assert "no destination is configured" in result.out
+
+
+def test_sync_beside_a_follower_tells_what_it_fails_at(tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "store"
+    trackway.configure(store=path, backend="mlflow", sync="off")
+    trackway.shutdown()
+    with (path / "sync.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = cli("sync", "--store", str(path))
+        assert (result.code, result.out.count("\n")) == (0, 1)
+        assert "a follower is at work" in result.out
+        cursors = Cursors(path)
+        cursors.fail("mlflow", "ConnectionError: connection refused")
+        cursors.close()
+        result = cli("sync", "--store", str(path))
+        assert result.code == 1
+        assert "mlflow: ConnectionError: connection refused\n" in result.out
+    shown = cli("status", "--store", str(path)).out
+    assert shown.endswith("\nlast error of mlflow: ConnectionError: connection refused\n")
 
 
 @pytest.mark.slow
@@ -459,13 +548,88 @@ def test_a_closed_pipe_is_no_error(store: Path, tmp_path: Path) -> None:
         assert child.returncode == 0
 
 
-def test_a_full_disk_is_said_in_a_sentence(store: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "args",
+    [["ls"], ["show", "1/17/0", "--json"], ["status"], ["sync"], ["--version"], ["--help"], ["ls", "-h"]],
+)
+def test_a_full_disk_is_said_in_one_sentence(store: Path, args: list[str], unbuffered: str) -> None:
+    environ = {**os.environ, "TRACKWAY_STORE": str(store), "PYTHONUNBUFFERED": unbuffered}
+    if not unbuffered:
+        del environ["PYTHONUNBUFFERED"]
     with Path("/dev/full").open("wb") as full:
-        command = [sys.executable, "-m", "trackway", "ls", "--store", str(store)]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
+        command = [sys.executable, "-m", "trackway", *args]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environ)
     assert done.returncode == 1
-    assert b"No space left" in done.stderr
-    assert b"Traceback" not in done.stderr
+    assert re.fullmatch(rb"trackway: .*No space left on device\n", done.stderr)
+
+
+def test_a_closed_output_is_no_error(store: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m trackway ls --store {shlex.quote(str(store))} >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+# --- the demo -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Callable[..., Result]:
+    """Run a small scripted demo in an empty folder, with a tokenizer of our own."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = {token: number for number, token in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    tokenizer = Tokenizer(models.BPE(alphabet, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    fast.save_pretrained(tmp_path / "model")
+    transformers.LlamaConfig(vocab_size=300).save_pretrained(tmp_path / "model")
+    monkeypatch.setenv("TRACKWAY_DEMO_MODEL", str(tmp_path / "model"))
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> Result:
+        monkeypatch.delenv("TRACKWAY_STORE", raising=False)
+        return cli("demo", "--no-model", "--prompts", "3", "--group", "2", *args)
+
+    return run
+
+
+def test_the_demo_tells_each_stage_and_pads_no_line(demo: Callable[..., Result]) -> None:
+    result = demo()
+    assert result.code == 0, result.err
+    said = result.out.splitlines()
+    assert said[0].startswith("Loading the tokenizer of SmolLM2")
+    stages = ["  step 1 …", "  step 2 …", "  validation …"]
+    assert [line for line in said if line in stages] == stages
+    assert "Waiting until everything is written and sent …" in said
+    rows = [line for line in said if re.match(r"key  |─|(val/)?\d/\d/\d  |\d+ trajectories", line)]
+    assert len(rows) > 14
+    assert [line for line in rows if line != line.rstrip()] == []
+
+
+def test_the_demo_names_the_store_in_its_hints_only_where_it_must(demo: Callable[..., Result]) -> None:
+    result = demo("--steps", "1")
+    assert " ls --step 1 --max-reward 0.5\n" in result.out
+    assert "--store" not in result.out
+    assert " ls --step 1 --max-reward 0.5 --store other\n" in demo("--steps", "1", "--store", "other").out
+
+
+def test_the_demo_says_why_something_is_pending(cli: Cli, store: Path) -> None:
+    from rich.console import Console
+
+    from trackway.demo import _show
+    from trackway.trace.store import Destination, StoreStatus, open_store
+
+    opened = open_store(store)
+    failing = Destination(exported=0, pending=38, refused=0, last_error="ConnectionError: \x1brefused")
+    status = StoreStatus(38, 0, 38, 0, destinations={"mlflow": failing})
+    _show(console := Console(record=True, width=200), opened, status, list(opened.query()))
+    opened.close()
+    assert r"mlflow did not take everything yet: ConnectionError: \x1brefused" in console.export_text()
 
 
 # --- help and version ---------------------------------------------------------------------------------------

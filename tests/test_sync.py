@@ -59,8 +59,9 @@ def follower(path: Path, **exporters: SpanExporter) -> sync.Follower:
     """Give a follower whose destinations are these exporters."""
     made = sync.Follower(path, load_config(store=path, sync="off"))
     object.__setattr__(made._config, "backend", tuple(exporters))
+    sync.save_settings(made._config)  # type: ignore[arg-type]
     for name, exporter in exporters.items():
-        made._destinations[name] = sync._Destination(name, made._config, exporter)  # type: ignore[arg-type]
+        made._destinations[name] = sync._Destination(name, name, made._config, exporter)  # type: ignore[arg-type]
     return made
 
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from trackway.trace.model import Span, Status, Summary, ToolCall, Trajectory, TrajectoryKey, Turn
+from trackway.trace.model import Event, Span, Status, Summary, ToolCall, Trajectory, TrajectoryKey, Turn
 from trackway.trace.store import Destination, StoreStatus
-from trackway.viewers.terminal import replay, status_view, table
+from trackway.viewers.tables import status_view, table
+from trackway.viewers.terminal import replay
 from trackway.viewers.text import cut, fold, visible
 
 START = 1_767_605_400_000_000_000  # 2026-01-05 09:30:00 UTC
@@ -489,7 +490,152 @@ def test_unusual_turns_are_shown() -> None:
     turns: Any = (Turn(0, "ipython", "out"), Turn(1, "assistant", "", token_ids=(1, 2)))  # type: ignore[arg-type]
     shown = lines(replay(episode(turns=turns)))
     assert "0 ipython   │ out" in shown
-    assert "1 assistant ╰ no text was recorded\n            ╰ 2 tokens" in shown
+    assert "1 assistant ╰ no text: set token2text=True and tokenizer=… · 2 tokens" in shown
+
+
+def test_a_turn_without_text_says_why_once() -> None:
+    turns = (
+        Turn(0, "user", token_ids=(1, 2)),
+        Turn(1, "assistant", "", token_ids=(3,), span_id="gen"),
+        Turn(2, "tool", "", name="note", span_id="note"),
+        Turn(3, "tool", "", name="sleep", span_id="sleep"),
+        Turn(4, "user"),
+    )
+    spans = (span("gen"), span("note", "tool", outputs=""), span("sleep", "tool"))
+    shown = lines(replay(episode(turns=turns, spans=spans)))
+    assert "0 user      ╰ no text: set token2text=True and tokenizer=… · 2 tokens\n" in shown
+    assert "1 assistant ╰ no text: set token2text=True and tokenizer=… · 1 token\n" in shown
+    assert "2 tool      ╰ (empty) · note\n" in shown
+    assert "3 tool      ╰ (no result) · sleep\n" in shown
+    assert "4 user      ╰ no text was recorded" in shown
+    spans = (span("gen", response_text=""), span("other", prompt_text="it was decoded"))
+    shown = lines(replay(episode(turns=turns, spans=spans)))
+    assert "0 user      ╰ no text was recorded · 2 tokens\n" in shown
+    assert "1 assistant ╰ (empty) · 1 token\n" in shown
+
+
+def test_an_empty_result_of_a_call_is_told() -> None:
+    shown = lines(replay(said("x", tool_calls=(ToolCall("f", result=""), ToolCall("g")))))
+    assert "├ f()\n            │   → (empty)\n            ├ g()\n            │   (no result)" in shown
+
+
+def test_an_error_without_a_message_is_its_type() -> None:
+    call = ToolCall("f", error="TimeoutError: ", span_id="t")
+    spans = (
+        span("root", "trajectory", "error", "asyncio.TimeoutError: ", parent_id=None),
+        span("x", "other", "error", "KeyError: ", name="fetch"),
+    )
+    trajectory = episode(
+        turns=(Turn(0, "assistant", "x", tool_calls=(call,), error="OSError: "),),
+        spans=spans,
+        status="error",
+        error=spans[0].error,
+    )
+    shown = lines(replay(trajectory)).splitlines()
+    assert "error       asyncio.TimeoutError" in shown
+    assert "            │   ERROR TimeoutError" in shown
+    assert "            ├ ERROR OSError" in shown
+    assert "ERROR fetch: KeyError" in shown
+    assert "ValueError: a:" in lines(replay(said("x", error="ValueError: a:")))
+
+
+STACK = """\
+  File "/app/agent.py", line 31, in run
+    return self.tools[name](**arguments)
+  File "/app/tools/<py>.py", line 7, in python
+    exec(code)
+"""
+
+
+def stacked(span_id: str, kind: Any = "tool", **more: Any) -> Span:
+    facts = {"exception.type": "ValueError", "exception.message": "no", "exception.stacktrace": STACK}
+    return span(span_id, kind, "error", "ValueError: no", events=(Event("exception", START, facts),), **more)
+
+
+def test_an_error_is_followed_by_where_it_was_raised() -> None:
+    call = ToolCall("python", error="ValueError: no", span_id="call")
+    trajectory = episode(
+        status="error",
+        error="ValueError: no",
+        turns=(Turn(0, "assistant", "x", tool_calls=(call,)), Turn(1, "tool", error="no", span_id="own")),
+        spans=(stacked("root", "trajectory", parent_id=None), stacked("call"), stacked("own"), stacked("x")),
+    )
+    shown = lines(replay(trajectory))
+    place = "/app/tools/<py>.py:7 in python"
+    assert f"error       ValueError: no\n            {place}\n" in shown
+    assert f"│   ERROR ValueError: no\n            │         {place}\n" in shown
+    assert f"├ ERROR no\n            │       {place}" in shown
+    assert shown.endswith(f"ERROR tool: ValueError: no\n      {place}")
+    assert "exec(code)" not in shown
+    whole = lines(replay(trajectory, full=True))
+    assert whole.count('  File "/app/agent.py", line 31, in run') == 4
+    assert whole.count("    exec(code)") == 4
+    assert place not in whole
+
+
+def test_a_stack_that_is_empty_or_no_stack_costs_nothing() -> None:
+    for stack in ("", "no frame in here", 7):
+        event = Event("exception", START, {"exception.stacktrace": stack})
+        spans = (span("t", "tool", "error", "E: no", events=(event,)),)
+        shown = lines(replay(episode(turns=(Turn(0, "tool", error="E: no", span_id="t"),), spans=spans)))
+        assert shown.endswith("0 tool      ├ ERROR E: no")
+
+
+def test_what_the_loop_told_the_model_stands_beside_the_error_of_the_tool() -> None:
+    told = "the tool failed, try again"
+    asked = ToolCall("f", error="ValueError: no", span_id="t")
+    turns = (
+        Turn(0, "assistant", "go", tool_calls=(asked,)),
+        Turn(1, "tool", told, name="f", error="ValueError: no", span_id="t"),
+    )
+    shown = lines(replay(episode(turns=turns)))
+    assert "1 tool      │ the tool failed, try again\n            ├ ERROR ValueError: no\n" in shown
+    alone = (Turn(0, "tool", told, name="f", error="ValueError: no", span_id="t", tool_calls=(asked,)),)
+    shown = lines(replay(episode(turns=alone)))
+    assert shown.count(told) == 1
+    assert shown.count("ERROR ValueError: no") == 1
+
+
+def test_each_turn_names_the_sub_agent_it_ran_in() -> None:
+    spans = (
+        span("top", "trajectory", parent_id=None),
+        span("main", "rollout", parent_id="top", name="agent"),
+        span("plan", parent_id="main"),
+        span("w1", "rollout", parent_id="main", name="worker"),
+        span("w2", "rollout", parent_id="main", name="worker"),
+        span("between", "other", parent_id="w1"),
+        span("judge", "rollout", parent_id="w2", name="judge"),
+        span("g1", parent_id="between"),
+        span("g2", parent_id="w2"),
+        span("t2", "tool", parent_id="w2"),
+        span("g3", parent_id="judge"),
+    )
+    turns = tuple(
+        Turn(number, "assistant", f"by {name}", finish_reason="stop", span_id=name)
+        for number, name in enumerate(("plan", "g1", "g2", "t2", "g3"))
+    )
+    shown = lines(replay(episode(spans=spans, turns=(*turns, Turn(9, "user", "u")))))
+    said = re.findall(r"│ (by \w+)\n +╰ (.*)\n", shown)
+    assert said == [
+        ("by plan", "stop"),
+        ("by g1", "stop · in worker #1"),
+        ("by g2", "stop · in worker #2"),
+        ("by t2", "stop · in worker #2"),
+        ("by g3", "stop · in judge"),
+    ]
+    side = (span("a", "rollout", parent_id="top", name="left"), span("b", "rollout", parent_id="top"))
+    spans = (*spans[:1], *side, span("g1", parent_id="a"))
+    assert "╰ stop · in left" in lines(replay(episode(spans=spans, turns=turns[1:2])))
+
+
+def test_one_agent_alone_is_not_named_at_each_turn() -> None:
+    spans = (span("root", "rollout", parent_id=None, name="agent"), span("gen1"), span("gen2"))
+    assert " in agent" not in lines(replay(episode(spans=spans)))
+
+
+def test_spans_in_a_circle_do_not_hang_the_replay() -> None:
+    spans = (span("a", parent_id="b"), span("b", "rollout", parent_id="c"), span("c", parent_id="a"))
+    assert lines(replay(episode(spans=spans)))
 
 
 # --- a hostile trace ----------------------------------------------------------------------------------------
@@ -647,6 +793,7 @@ def summary(
         "start_ns": START,
         "end_ns": START + 5470 * MS,
         "policy_version": 1,
+        "project": "p",
         "experiment": "e",
     }
     return Summary(**{**facts, **changes})
@@ -667,8 +814,80 @@ key        status   reward  turns  tools  tokens  errors    time      started
 1/17/1     ERROR     0.000     12      1   1,204       2  1m 07s  01-05 09:30
 1/18/0     running       -      5      1      98       0       -  01-05 09:30
 val/1/a/0  DIED        nan      5      1   1,204       0  4.0 ms  01-05 09:30
-4 trajectories, 2 failed, mean reward 0.55"""
+4 trajectories, 2 failed, mean reward 0.55 of 2 with a finite one"""
     )
+
+
+def failures() -> list[Summary]:
+    return [
+        summary(TrajectoryKey(12, 1700 + number, 3), "error", None, error=error)
+        for number, error in enumerate(
+            [
+                "ZeroDivisionError: division by zero",
+                "TimeoutError: ",
+                "ValueError: the answer is no number:\n\twhat the model said is far too long for one line",
+                "TimeoutError: the sandbox did not answer",
+            ]
+        )
+    ]
+
+
+def test_a_table_says_why_at_80_columns_instead_of_when() -> None:
+    rows = [*failures(), summary(TrajectoryKey(12, 9, 0), reward=2 / 3)]
+    assert lines(table(rows)) == (
+        """\
+key        status  reward  tools  errors    time  error
+────────────────────────────────────────────────────────────────────────────────
+12/1700/3  ERROR        -      1       0  5.47 s  ZeroDivisionError: division b…
+12/1701/3  ERROR        -      1       0  5.47 s  TimeoutError
+12/1702/3  ERROR        -      1       0  5.47 s  ValueError: the answer is no…
+12/1703/3  ERROR        -      1       0  5.47 s  TimeoutError: the sandbox did…
+12/9/0     ok       0.667      1       0  5.47 s
+5 trajectories, 4 failed, mean reward 0.667 of 1 with one
+errors: 2 TimeoutError, 1 ZeroDivisionError, 1 ValueError"""
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_no_row_of_a_table_is_wider_than_the_terminal_nor_padded(width: int) -> None:
+    rows = [*failures(), summary(None), summary(TrajectoryKey(1, "q", 0), experiment="another one")]
+    for line in printed(table(rows), width).splitlines():
+        assert cell_len(line) <= width
+        assert line == line.rstrip()
+    shown = printed(table(rows), width)
+    assert re.search("^12/1700/3 +ERROR", shown, re.MULTILINE)
+    assert ("another one" in shown) == (width >= 80)
+
+
+def test_a_wide_terminal_shows_when_as_well_and_more_of_why() -> None:
+    shown = lines(table(failures()), width=150)
+    assert "started" in shown
+    assert "ValueError: the answer is no number: what the model said is far too" in shown
+
+
+def test_very_many_kinds_of_errors_are_summed_up() -> None:
+    rows = [summary(TrajectoryKey(1, n, 0), "error", error=f"Error{n}: no") for n in range(9)]
+    assert lines(table(rows)).endswith("1 Error4, 4 others")
+
+
+def test_a_table_of_several_experiments_names_them() -> None:
+    rows = [summary(TrajectoryKey(1, 1, 0)), summary(TrajectoryKey(1, 2, 0), experiment="[b]x\x1b")]
+    shown = lines(table(rows), width=120)
+    assert re.search(r"^1/1/0  ok +e  ", shown, re.MULTILINE)
+    assert r"  [b]x\x1b  " in shown
+    assert "experiment" not in lines(table(rows[:1]), width=120)
+
+
+def test_a_table_that_was_cut_says_that_it_counts_what_it_shows() -> None:
+    assert lines(table([summary(TrajectoryKey(1, 1, 0))], more=True)).splitlines()[-1] == (
+        "1 trajectory shown (there are more), mean reward 1"
+    )
+
+
+def test_the_mean_has_no_more_digits_than_the_rewards() -> None:
+    rows = [summary(TrajectoryKey(1, n, 0), reward=reward) for n, reward in enumerate([1.0, 1.0, 0.0001])]
+    assert "mean reward 0.667" in lines(table(rows))
+    assert " with " not in lines(table(rows))
 
 
 def test_a_long_key_is_whole_also_at_80_columns() -> None:
@@ -677,7 +896,10 @@ def test_a_long_key_is_whole_also_at_80_columns() -> None:
     width = shown.index("status")
     column = "".join(line[:width].strip() for line in shown.splitlines())
     assert str(key) in column
-    assert TRACE in column
+    assert f"{key} " in shown
+    assert "started" not in shown
+    assert TRACE[:12] in column
+    assert TRACE[:13] not in column
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
@@ -708,7 +930,9 @@ def test_status_at_80_columns() -> None:
         dropped_by_reason={"queue full": 12},
         destinations={
             "mlflow": Destination(exported=1000, pending=340, refused=0),
-            "otlp": Destination(exported=1300, pending=38, refused=2, last_error="connection refused"),
+            "otlp": Destination(
+                exported=1300, pending=38, refused=2, last_error="ConnectionError: connection\n refused"
+            ),
         },
     )
     assert lines(status_view(status, "/data/run7/trackway-store")) == (
@@ -721,10 +945,12 @@ dropped    12 queue full
 torn       1 line that a crash left unreadable
 trouble    4 failures while recording; the log of the training tells more
 
-sent to  exported  pending  refused  last error
-───────────────────────────────────────────────────────
-mlflow      1,000      340        0  -
-otlp        1,300       38        2  connection refused"""
+sent to  exported  pending  refused
+───────────────────────────────────
+mlflow      1,000      340        0
+otlp        1,300       38        2
+
+last error of otlp: ConnectionError: connection refused"""
     )
 
 

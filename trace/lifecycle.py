@@ -6,9 +6,12 @@ import atexit
 import functools
 import logging
 import os
+import sqlite3
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields, replace
 from typing import Any
 
 from . import exporters
@@ -16,8 +19,8 @@ from .capture import runtime
 from .capture.recorder import Recorder
 from .config import ConfigError, TraceConfig, load_config
 from .exporters import sync
-from .store import Store, StoreStatus, open_store
-from .store.cursors import Cursors
+from .store import Store, StoreError, StoreStatus, open_store
+from .store.cursors import Cursors, cursor_name
 
 log = logging.getLogger("trackway")
 
@@ -26,20 +29,67 @@ SHUTDOWN = 10.0
 _POLL = 0.05
 
 
-@dataclass(slots=True)
 class _Active:
-    config: TraceConfig
-    recorder: Recorder
-    stop: threading.Event
-    exporting: threading.Thread | None = None
+    """Recording with one set of settings: the recorder, and who exports what it records."""
+
+    def __init__(self, config: TraceConfig) -> None:
+        self.config = config
+        self._stop_export = threading.Event()
+        self._export: threading.Thread | None = None
+        supervise = self._supervisor()
+        self.recorder = Recorder(config, supervise)
+        if config.backend and config.sync == "inline":
+            self._export = threading.Thread(target=self._export_here, name="trackway-sync", daemon=True)
+            self._export.start()
+        supervise()
+
+    def _supervisor(self) -> Callable[[], None]:
+        # The writer's thread looks after the follower: when it dies, another one is started.
+        if self.config.backend and self.config.sync == "process":
+            return sync.Supervisor(self.config.store).look
+        return lambda: None
+
+    def _export_here(self) -> None:
+        while not self._stop_export.is_set():
+            try:
+                sync.follow_store(self.config.store, self.config, self._stop_export)
+            except Exception as error:
+                log.warning("the export to %s failed: %s", ", ".join(self.config.backend), error)
+            self._stop_export.wait(sync.INTERVAL)
+
+    def close(self, timeout: float, *, exiting: bool = False) -> None:
+        """Write what is queued, and see to it that somebody delivers the rest."""
+        deadline = time.monotonic() + timeout
+        if not self.recorder.writer.close(timeout):
+            log.warning("not everything could be written to %s within %.0f s", self.config.store, timeout)
+        if not self.config.backend or self.config.sync == "off":
+            return
+        if self._export is not None:
+            self._stop_export.set()
+            self._export.join(max(0.0, deadline - time.monotonic()))
+            if not exiting and not self._export.is_alive():
+                self._deliver_rest()
+                return
+        # A package that is imported first when the interpreter ends may fail; another process does not.
+        sync.spawn(self.config.store)
+
+    def _deliver_rest(self) -> None:
+        try:
+            sync.run(self.config.store, say=log.info)
+        except Exception as error:
+            log.warning("the export to %s failed: %s", ", ".join(self.config.backend), error)
 
 
 _active: _Active | None = None
+_retired: list[_Active] = []
+"""Former recorders whose rollouts still run: these end where they began."""
 _lock = threading.RLock()
 
 
 def configure(config: Any = None, **settings: Any) -> TraceConfig:
     """Start to record in this process; a second call with other settings replaces the first.
+
+    Rollouts that run meanwhile end where they began.
 
     Args:
         config: a dict, an OmegaConf or Hydra config (verl's tree is understood), a list of ``key=value``
@@ -51,57 +101,60 @@ def configure(config: Any = None, **settings: Any) -> TraceConfig:
 
     Raises:
         ConfigError: a setting is unknown or wrong, a backend's package is missing, or the store cannot be
-            written.
+            written. What was recorded before goes on being recorded.
     """
-    global _active
     loaded = load_config(config, **settings)
+    for backend in loaded.backend:
+        exporters.check(backend)
+    return _begin(loaded)
+
+
+def configure_from_environment() -> TraceConfig:
+    """Start to record in a process that only has ``TRACKWAY_*`` variables.
+
+    What they leave open is as in the store, if a process has been configured to record there.
+
+    Raises:
+        ConfigError: as ``configure``.
+    """
+    given, defaults = load_config(), TraceConfig()
+    with suppress(StoreError):
+        left = sync.load_settings(given.store)
+        unset = [
+            field.name
+            for field in fields(given)
+            if getattr(given, field.name) == getattr(defaults, field.name)
+        ]
+        given = replace(given, **{name: getattr(left, name) for name in unset if name != "store"})
+    return _begin(given)
+
+
+def _begin(config: TraceConfig) -> TraceConfig:
+    global _active
     with _lock:
-        if _active is not None and _active.config == loaded:
-            return loaded
-        for backend in loaded.backend:
-            exporters.check(backend)
-        _stop()
-        _active = _start(loaded)
-        return loaded
-
-
-def _start(config: TraceConfig) -> _Active:
-    stop = threading.Event()
-    try:
-        config.store.mkdir(parents=True, exist_ok=True)
-        sync.save_settings(config)
-        supervise = _supervisor(config)
-        recorder = Recorder(config, supervise)
-    except OSError as error:
-        raise ConfigError(
-            f"store={str(config.store)!r} cannot be written: {error.strerror or error}. "
-            "Name a directory that this process may write to"
-        ) from error
-    active = _Active(config, recorder, stop)
-    if config.backend and config.sync == "inline":
-        active.exporting = threading.Thread(
-            target=_export_here, args=(config, stop), name="trackway-sync", daemon=True
-        )
-        active.exporting.start()
-    runtime.put(recorder)
-    supervise()
-    return active
-
-
-def _supervisor(config: TraceConfig) -> Any:
-    # The writer's thread looks after the follower: when it dies, another one is started.
-    if config.backend and config.sync == "process":
-        return functools.partial(sync.spawn, config.store)
-    return lambda: None
-
-
-def _export_here(config: TraceConfig, stop: threading.Event) -> None:
-    while not stop.is_set():
+        if _active is not None and _active.config == config:
+            return config
         try:
-            sync.follow_store(config.store, config, stop)
-        except Exception as error:
-            log.warning("the export to %s failed: %s", ", ".join(config.backend), error)
-        stop.wait(sync.INTERVAL)
+            config.store.mkdir(parents=True, exist_ok=True)
+            sync.save_settings(config)
+            before, _active = _active, _Active(config)
+        except OSError as error:
+            raise ConfigError(
+                f"store={str(config.store)!r} cannot be written: {error.strerror or error}. "
+                "Name a directory that this process may write to"
+            ) from error
+        runtime.put(_active.recorder)
+        _retire(before)
+        return config
+
+
+def _retire(active: _Active | None = None) -> None:
+    """Close former recorders as soon as nothing of theirs runs any more."""
+    if active is not None:
+        _retired.append(active)
+    for former in [former for former in _retired if not former.recorder.open_scopes()]:
+        _retired.remove(former)
+        former.close(SHUTDOWN)
 
 
 def flush(timeout: float = 10.0) -> StoreStatus:
@@ -111,7 +164,7 @@ def flush(timeout: float = 10.0) -> StoreStatus:
         timeout: seconds to wait at most. Rollouts that still run are not waited for.
 
     Returns:
-        The counts of the store at that moment.
+        The counts of the store at that moment; of this process alone where the store cannot be read.
 
     Raises:
         ConfigError: nothing is recorded in this process.
@@ -120,25 +173,38 @@ def flush(timeout: float = 10.0) -> StoreStatus:
     if active is None:
         raise ConfigError("nothing is recorded in this process: call trackway.configure(...) first")
     deadline = time.monotonic() + timeout
-    active.recorder.writer.flush(timeout)
-    store = open_store(active.config.store)
+    writer = active.recorder.writer
+    writer.flush(timeout)
+    with _lock:
+        _retire()
     try:
-        if active.config.backend and active.config.sync != "off":
-            while not _arrived(store, active.config) and time.monotonic() < deadline:
+        return _wait_for_arrival(active.config, deadline)
+    except (OSError, StoreError, sqlite3.Error) as error:
+        log.warning("the store %s cannot be read: %s", active.config.store, error)
+        dropped = sum(writer.dropped.values())
+        return StoreStatus(writer.recorded, 0, writer.recorded - dropped, dropped)
+
+
+def _wait_for_arrival(config: TraceConfig, deadline: float) -> StoreStatus:
+    store = open_store(config.store)
+    try:
+        if config.sync != "off":
+            while not _arrived(store, config) and time.monotonic() < deadline:
                 time.sleep(min(_POLL, max(0.0, deadline - time.monotonic())))
         status = store.status()
-        for name, destination in status.destinations.items():
-            if destination.last_error:
-                log.warning("%s is not reached, the store keeps everything: %s", name, destination.last_error)
-        return status
     finally:
         store.close()
+    for name, destination in status.destinations.items():
+        if destination.last_error:
+            log.warning("%s is not reached, the store keeps everything: %s", name, destination.last_error)
+    return status
 
 
 def _arrived(store: Store, config: TraceConfig) -> bool:
     cursors = Cursors(config.store, read_only=True)
     try:
-        return all(not store.due(cursors.delivered(name)) for name in config.backend)
+        names = [cursor_name(backend, config.tracking_uri) for backend in config.backend]
+        return all(not store.due(cursors.delivered(name)) for name in names)
     finally:
         cursors.close()
 
@@ -149,58 +215,37 @@ def shutdown(timeout: float = SHUTDOWN) -> None:
     Args:
         timeout: seconds to wait at most, in this process. Rollouts that still run are kept as unfinished.
     """
+    _end(timeout)
+
+
+def _end(timeout: float, *, exiting: bool = False) -> None:
+    global _active
     with _lock:
-        if _active is not None and _active.recorder.idle:
+        active, _active = _active, None
+        if active is not None and active.recorder.idle:
             log.warning(
                 "recording was on in process %d, but no decorated function ran there and no trajectory(...) "
                 "was opened: nothing was recorded",
                 os.getpid(),
             )
-        _stop(timeout)
-
-
-def _stop(timeout: float = SHUTDOWN) -> None:
-    global _active
-    active, _active = _active, None
-    if active is None:
-        return
-    runtime.put(None)
-    deadline = time.monotonic() + timeout
-    if not active.recorder.writer.close(timeout):
-        log.warning("not everything could be written to %s within %.0f s", active.config.store, timeout)
-    if active.exporting is not None:
-        active.stop.set()
-        active.exporting.join(max(0.0, deadline - time.monotonic()))
-        if not active.exporting.is_alive():
-            _deliver_rest(active.config)
-    elif active.config.backend and active.config.sync == "process":
-        sync.spawn(active.config.store)
-
-
-def _deliver_rest(config: TraceConfig) -> None:
-    try:
-        sync.run(config.store, say=log.info)
-    except Exception as error:
-        log.warning("the export to %s failed: %s", ", ".join(config.backend), error)
+        runtime.put(None)
+        ending = [*_retired, *([active] if active is not None else [])]
+        _retired.clear()
+        for each in ending:
+            each.close(timeout, exiting=exiting)
 
 
 def _after_fork() -> None:
-    # The parent's writer thread does not exist here. The child gets a writer of its own at its first span.
+    # The parent's threads do not exist here. The child gets a recorder of its own at its first span.
     global _active, _lock
     _lock = threading.RLock()
     active, _active = _active, None
+    for each in [*_retired, *([active] if active is not None else [])]:
+        each.recorder.writer.abandon()
+    _retired.clear()
     if active is not None:
-        active.recorder.writer.abandon()
-        runtime.put(None, functools.partial(_restart, active.config))
-
-
-def _restart(config: TraceConfig) -> None:
-    global _active
-    try:
-        _active = _start(config)
-    except ConfigError as error:
-        log.warning("nothing is recorded in process %d: %s", os.getpid(), error)
+        runtime.put(None, functools.partial(_begin, active.config))
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(shutdown)
+atexit.register(_end, SHUTDOWN, exiting=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -233,7 +232,7 @@ class Trajectory:
         numbers = {name: value for name, value in self.rewards.items() if not isinstance(value, str)}
         if "reward" in numbers:
             return numbers["reward"]
-        return math.fsum(numbers.values()) if numbers else None
+        return sum(numbers.values()) if numbers else None
 
     @property
     def generations(self) -> int:

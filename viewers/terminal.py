@@ -1,4 +1,4 @@
-"""Trajectories in a terminal: a replay, a table, the state of a store.
+"""A trajectory in a terminal, turn by turn.
 
 What comes from a trace is only ever put into plain ``rich.text.Text``, never into markup, and only after
 ``visible``; so model output can neither style nor steer the terminal.
@@ -7,24 +7,20 @@ What comes from a trace is only ever put into plain ``rich.text.Text``, never in
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from rich import box
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from trackway.trace.model import Status, Summary, ToolCall, Trajectory, Turn
+from trackway.trace import semconv
+from trackway.trace.model import Span, ToolCall, Trajectory, Turn
 
 from .text import cut, fold, visible
-
-if TYPE_CHECKING:
-    from trackway.trace.store import StoreStatus
+from .words import DIM, STATUS, count, duration, encodable, error_text, number, when
 
 MAX_CHARS = 2000
 _MAX_TURNS = 200
@@ -32,16 +28,9 @@ _MAX_CALLS = 50
 _MAX_NAME = 200
 _LABEL = 12
 _ROLE = 9
+_FRAME = re.compile(r'^[ |]*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 
-_DIM = "dim"
-_STATUS: dict[Status, tuple[str, str]] = {
-    "ok": ("ok", "green"),
-    "error": ("ERROR", "bold red"),
-    "died": ("DIED", "bold red"),
-    "cancelled": ("cancelled", "yellow"),
-    "running": ("running", "cyan"),
-}
-_ROLE_STYLE = {"system": _DIM, "user": "blue", "assistant": "green", "tool": "magenta"}
+_ROLE_STYLE = {"system": DIM, "user": "blue", "assistant": "green", "tool": "magenta"}
 
 _Item = TypeVar("_Item")
 
@@ -73,110 +62,6 @@ def _turn_range(turns: Sequence[Turn]) -> str:
     return f"its turns are {turns[0].index} to {turns[-1].index}"
 
 
-def table(summaries: Iterable[Summary]) -> Table:
-    """One row for each trajectory, for 80 columns and more; a line below counts them."""
-    rows = list(summaries)
-    view = _plain_table(caption=Text(_caption(rows)), caption_style=_DIM, caption_justify="left")
-    view.add_column("key", overflow="fold", min_width=8)
-    view.add_column("status", no_wrap=True)
-    for name in ("reward", "turns", "tools", "tokens", "errors", "time"):
-        view.add_column(name, justify="right", no_wrap=True)
-    view.add_column("started", justify="right", no_wrap=True)
-    for row in rows:
-        word, style = _STATUS[row.status]
-        view.add_row(
-            Text(visible(row.name, newlines=False)),
-            Text(word, style),
-            Text("-" if row.reward is None else _aligned(row.reward), "" if row.reward is not None else _DIM),
-            Text(str(row.turns)),
-            Text(str(row.tool_calls)),
-            Text(f"{row.tokens:,}"),
-            Text(str(row.errors), "red" if row.errors else _DIM),
-            Text(_duration(row.start_ns, row.end_ns)),
-            Text(_when(row.start_ns, "%m-%d %H:%M"), _DIM),
-        )
-    return view
-
-
-def _plain_table(**more: Any) -> Table:
-    return Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-        border_style=_DIM,
-        header_style="bold",
-        **more,
-    )
-
-
-def _caption(rows: Sequence[Summary]) -> str:
-    failed = sum(row.status in ("error", "died") for row in rows)
-    parts = [_count(len(rows), "trajectory", "trajectories")]
-    if failed:
-        parts.append(f"{failed} failed")
-    rewards = [row.reward for row in rows if row.reward is not None and math.isfinite(row.reward)]
-    if rewards:
-        parts.append(f"mean reward {_number(math.fsum(rewards) / len(rewards))}")
-    return ", ".join(parts)
-
-
-def status_view(status: StoreStatus, path: str = "") -> RenderableType:
-    """What a store holds, and where each recorded span is: exported, pending or dropped.
-
-    Args:
-        path: where the store is, for the first line.
-    """
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style=_DIM, no_wrap=True)
-    grid.add_column(overflow="fold")
-    if path:
-        grid.add_row(Text("store"), Text(visible(path, newlines=False)))
-    held = _count(status.trajectories, "trajectory", "trajectories")
-    grid.add_row(Text("holds"), Text(f"{held}, {status.in_flight:,} running, {_bytes(status.bytes)}"))
-    writers = f"{status.writers_alive:,} recording now, {status.writers_dead:,} ended"
-    grid.add_row(Text("processes"), Text(writers))
-    grid.add_row(Text("spans"), *_balance(status))
-    for reason, number in status.dropped_by_reason.items():
-        grid.add_row(Text("dropped"), Text(f"{number:,} {visible(reason, newlines=False)}", "yellow"))
-    if status.torn_lines:
-        torn = f"{_count(status.torn_lines, 'line')} that a crash left unreadable"
-        grid.add_row(Text("torn"), Text(torn, "yellow"))
-    if status.troubles:
-        troubles = f"{_count(status.troubles, 'failure')} while recording; the log of the training tells more"
-        grid.add_row(Text("trouble"), Text(troubles, "yellow"))
-    if not status.destinations:
-        grid.add_row(Text("sent to"), Text("nowhere yet", _DIM))
-        return grid
-
-    view = _plain_table()
-    view.add_column("sent to", overflow="fold")
-    for name in ("exported", "pending", "refused"):
-        view.add_column(name, justify="right", no_wrap=True)
-    view.add_column("last error", overflow="fold")
-    for name, destination in status.destinations.items():
-        error = destination.last_error
-        view.add_row(
-            Text(visible(name, newlines=False)),
-            Text(f"{destination.exported:,}"),
-            Text(f"{destination.pending:,}"),
-            Text(f"{destination.refused:,}", "red" if destination.refused else ""),
-            Text(visible(error or "-"), "red" if error else _DIM),
-        )
-    return Group(grid, Text(""), view)
-
-
-def _balance(status: StoreStatus) -> Iterator[Text]:
-    """recorded = exported + pending + dropped, in words."""
-    where = f"{status.exported:,} {'exported' if status.destinations else 'in the journal'}"
-    text = f"{status.recorded:,} recorded = {where} + {status.pending:,} pending + {status.dropped:,} dropped"
-    missing = status.recorded - status.exported - status.pending - status.dropped
-    if missing:
-        yield Text(f"{text}\nERROR {missing:,} are not accounted for", "red")
-    else:
-        yield Text(text, "yellow" if status.dropped else "")
-
-
 @dataclass(frozen=True)
 class _Replay:
     trajectory: Trajectory
@@ -184,17 +69,24 @@ class _Replay:
     max_chars: int | None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        page = _Page(options.max_width, options.encoding, self.max_chars)
-        for line in page.replay(self.trajectory, self.turns):
+        page = _Page(self.trajectory, options.max_width, options.encoding, self.max_chars)
+        for line in page.replay(self.turns):
             line.no_wrap = True
             line.overflow = "ignore"
             yield line
 
 
 class _Page:
-    """Lays a replay out as lines for one width and one encoding; ``max_chars`` None cuts nothing."""
+    """Lays a trajectory out as lines for one width and one encoding; ``max_chars`` None cuts nothing."""
 
-    def __init__(self, width: int, encoding: str, max_chars: int | None) -> None:
+    def __init__(self, trajectory: Trajectory, width: int, encoding: str, max_chars: int | None) -> None:
+        self.trajectory = trajectory
+        self.spans = {span.span_id: span for span in trajectory.spans}
+        self.agents = _agents(trajectory.spans)
+        self.answers = _answers(trajectory.turns)
+        self.decoded = any(
+            text is not None for span in trajectory.spans for text in (span.prompt_text, span.response_text)
+        )
         self.width = max(40, width)
         self.encoding = encoding
         self.max_chars = max_chars
@@ -207,19 +99,15 @@ class _Page:
 
     def text(self, text: str) -> str:
         """Text of a trace as this page can show it."""
-        return self.encodable(visible(text))
+        return encodable(visible(text), self.encoding)
 
     def name(self, name: str) -> str:
         """A name from a trace on one line, short enough to be one."""
         short = name if len(name) <= _MAX_NAME else name[:_MAX_NAME] + self.more
-        return self.encodable(visible(short, newlines=False))
+        return encodable(visible(short, newlines=False), self.encoding)
 
-    def encodable(self, text: str) -> str:
-        if self.encoding.startswith("utf"):
-            return text
-        return text.encode(self.encoding, "backslashreplace").decode(self.encoding)
-
-    def replay(self, trajectory: Trajectory, turns: tuple[Turn, ...]) -> Iterator[Text]:
+    def replay(self, turns: tuple[Turn, ...]) -> Iterator[Text]:
+        trajectory = self.trajectory
         yield from self.header(trajectory)
         if not trajectory.generations:
             yield Text("")
@@ -229,33 +117,34 @@ class _Page:
                 yield Text("")
                 label = f"{label:<{_ROLE + 2}} "
                 lines = self.body(_plain(value), "", self.width - len(label) - 2)
-                yield from self.gutter(label, _DIM, ((self.said, line) for line in lines))
+                yield from self.gutter(label, DIM, ((self.said, line) for line in lines))
         digits = len(str(max((abs(turn.index) for turn in trajectory.turns), default=0)))
         versions = _new_versions(trajectory.turns)
-        answers = _answers(trajectory.turns)
         for turn in self.some(turns, _MAX_TURNS):
             yield Text("")
             if isinstance(turn, int):
-                yield Text(f"{self.more} {turn:,} more turns (--full shows all, --turn N shows one)", _DIM)
+                yield Text(f"{self.more} {turn:,} more turns (--full shows all, --turn N shows one)", DIM)
                 continue
-            yield from self.turn(turn, digits, versions.get(turn.index), answers)
+            yield from self.turn(turn, digits, versions.get(turn.index))
         if turns == trajectory.turns:
             yield from self.other_errors(trajectory)
 
     def header(self, trajectory: Trajectory) -> Iterator[Text]:
-        word, style = _STATUS[trajectory.status]
+        word, style = STATUS[trajectory.status]
         *lines, last = self.body(trajectory.name, "bold", self.width - 30)
         yield from lines
         left = Text.assemble(last, "  ", (word, style))
         if trajectory.reward is not None:
-            reward = f"reward {_number(trajectory.reward)}"
+            reward = f"reward {number(trajectory.reward)}"
             gap = self.width - left.cell_len - len(reward)
             left.append(" " * max(2, gap) + reward, "bold")
         yield left
-        yield Text(self.rule * self.width, _DIM)
+        yield Text(self.rule * self.width, DIM)
         if trajectory.error:
             label = "died" if trajectory.status == "died" else "error"
-            yield from self.field(label, trajectory.error, "red")
+            yield from self.field(label, error_text(trajectory.error), "red")
+            for line in self.where(trajectory.root, self.width - _LABEL):
+                yield Text.assemble(" " * _LABEL, line)
         key = trajectory.key
         if key is None:
             yield from self.field("rollout", "no trajectory(...) named it")
@@ -270,18 +159,18 @@ class _Page:
         if trajectory.policy_versions:
             yield from self.field("policy", f" {self.arrow} ".join(map(str, trajectory.policy_versions)))
         if trajectory.rewards:
-            rewards = (f"{self.name(name)} {_number(value)}" for name, value in trajectory.rewards.items())
+            rewards = (f"{self.name(name)} {number(value)}" for name, value in trajectory.rewards.items())
             yield from self.field("rewards", self.dot.join(rewards))
         yield from self.field(
             "time",
-            f"{_when(trajectory.start_ns, '%Y-%m-%d %H:%M:%S %Z')}{self.dot}"
-            f"{_duration(trajectory.start_ns, trajectory.end_ns, 'still open')}",
+            f"{when(trajectory.start_ns, '%Y-%m-%d %H:%M:%S %Z')}{self.dot}"
+            f"{duration(trajectory.start_ns, trajectory.end_ns, 'still open')}",
         )
         parts = [
-            _count(len(trajectory.turns), "turn"),
-            _count(trajectory.generations, "generation"),
-            _count(len(trajectory.tool_calls), "tool call"),
-            _count(trajectory.errors, "error"),
+            count(len(trajectory.turns), "turn"),
+            count(trajectory.generations, "generation"),
+            count(len(trajectory.tool_calls), "tool call"),
+            count(trajectory.errors, "error"),
         ]
         yield from self.field("turns", self.dot.join(parts))
         prompt = trajectory.prompt_tokens
@@ -305,40 +194,48 @@ class _Page:
         if any(span.incomplete for span in trajectory.spans):
             text = "spans that others build on are missing; some turns lack token ids at their start"
             yield from self.field("warning", text, "yellow")
-        yield Text(self.rule * self.width, _DIM)
+        yield Text(self.rule * self.width, DIM)
 
     def field(self, label: str, value: str, style: str = "") -> Iterator[Text]:
         for line in self.body(value, style, self.width - _LABEL):
-            yield Text.assemble((f"{label:<{_LABEL}}", _DIM), line)
+            yield Text.assemble((f"{label:<{_LABEL}}", DIM), line)
             label = ""
 
-    def turn(
-        self, turn: Turn, digits: int, version: int | str | None, answers: Mapping[int, int]
-    ) -> Iterator[Text]:
+    def turn(self, turn: Turn, digits: int, version: int | str | None) -> Iterator[Text]:
         role = self.name(turn.role)
         style = "red" if turn.error else _ROLE_STYLE.get(turn.role, "")
         label = f"{turn.index:>{digits}} {set_cell_size(role, _ROLE)} "
         width = self.width - len(label) - 2
         rows: list[tuple[str, Text]] = []
         # A tool that no generation asked for has its call in its own turn, with its result and its error.
-        own = turn.role == "tool" and turn.span_id in {call.span_id for call in turn.tool_calls} - {None}
-        if turn.text and not own:
-            said = self.body(turn.text, _DIM if turn.role == "system" else "", width)
+        same = [call for call in turn.tool_calls if call.span_id is not None and call.span_id == turn.span_id]
+        own = turn.role == "tool" and bool(same)
+        if turn.text and not (own and same[0].result == turn.text):
+            said = self.body(turn.text, DIM if turn.role == "system" else "", width)
             rows.extend((self.said, line) for line in said)
-        elif not turn.tool_calls and not turn.error:
-            rows.append((self.known, Text("no text was recorded", _DIM)))
         for call in self.some(turn.tool_calls, _MAX_CALLS):
             if isinstance(call, int):
                 more = f"{self.more} {call:,} more tool calls (--full shows all)"
-                rows.append((self.did, Text(more, _DIM)))
+                rows.append((self.did, Text(more, DIM)))
             else:
-                rows.extend(self.block(self.tool_call(call, width, answers.get(id(call)))))
+                rows.extend(self.block(self.tool_call(call, width)))
         if turn.error and not own:
-            rows.extend(self.block(self.error(turn.error, width)))
+            rows.extend(self.block(self.error(turn.error, width, turn.span_id)))
         facts = self.dot.join(self.facts(turn, version))
         if facts:
-            rows.extend((self.known, line) for line in self.body(facts, _DIM, width))
+            rows.extend((self.known, line) for line in self.body(facts, DIM, width))
         yield from self.gutter(label, style, rows)
+
+    def silence(self, turn: Turn) -> str:
+        """Why a turn has no text."""
+        span = self.spans.get(turn.span_id or "")
+        if turn.role == "tool":
+            return "(no result)" if span is not None and span.outputs is None else "(empty)"
+        if span is not None and "" in (span.outputs, span.response_text):
+            return "(empty)"
+        if turn.token_ids and not self.decoded:
+            return f"no text: set token2text=True and tokenizer={self.more}"
+        return "no text was recorded"
 
     def block(self, lines: Iterable[Text]) -> Iterator[tuple[str, Text]]:
         bar = self.did
@@ -347,12 +244,14 @@ class _Page:
             bar = self.said
 
     def facts(self, turn: Turn, version: int | str | None) -> Iterator[str]:
+        if not (turn.text or turn.tool_calls or turn.error):
+            yield self.silence(turn)
         if turn.name:
             yield self.name(turn.name)
         if turn.start_ns is not None and turn.end_ns is not None:
-            yield _duration(turn.start_ns, turn.end_ns)
+            yield duration(turn.start_ns, turn.end_ns)
         if turn.token_ids:
-            tokens = _count(len(turn.token_ids), "token")
+            tokens = count(len(turn.token_ids), "token")
             trained = sum(turn.mask)
             expected = len(turn.token_ids) if turn.role == "assistant" else 0
             yield f"{tokens} ({trained:,} trained)" if turn.mask and trained != expected else tokens
@@ -360,33 +259,38 @@ class _Page:
             yield turn.finish_reason
         if version is not None:
             yield f"policy {version}"
+        if turn.span_id in self.agents:
+            yield f"in {self.name(self.agents[turn.span_id])}"
 
-    def tool_call(self, call: ToolCall, width: int, answer: int | None) -> Iterator[Text]:
+    def tool_call(self, call: ToolCall, width: int) -> Iterator[Text]:
         name = self.name(call.name)
         inline = self.inline_arguments(call.arguments)
-        took = "" if call.start_ns is None or call.end_ns is None else _duration(call.start_ns, call.end_ns)
+        took = "" if call.start_ns is None or call.end_ns is None else duration(call.start_ns, call.end_ns)
         tail = f"  {took}" if took else ""
         head = Text(name, "bold magenta")
         if inline is not None and head.cell_len + cell_len(inline) + len(tail) <= width:
-            yield Text.assemble(head, inline, (tail, _DIM))
+            yield Text.assemble(head, inline, (tail, DIM))
         else:
             *lines, last = (Text(line, "bold magenta") for line in fold(name, width - len(tail)))
             yield from lines
-            yield Text.assemble(last, (tail, _DIM))
+            yield Text.assemble(last, (tail, DIM))
             yield from self.argument_lines(call.arguments, width)
+        answer = self.answers.get(id(call))
         if answer is not None:
             word = ("ERROR, ", "bold red") if call.error else ""
-            yield Text.assemble((f"  {self.arrow} ", _DIM), word, (f"turn {answer}", _DIM))
+            yield Text.assemble((f"  {self.arrow} ", DIM), word, (f"turn {answer}", DIM))
             return
-        if call.result is not None:
+        if call.result == "":
+            yield Text(f"  {self.arrow} (empty)", DIM)
+        elif call.result is not None:
             mark = f"  {self.arrow} "
             for line in self.body(call.result, "", width - len(mark)):
-                yield Text.assemble((mark, _DIM), line)
+                yield Text.assemble((mark, DIM), line)
                 mark = " " * len(mark)
         elif not call.error:
-            yield Text("  (no result)", _DIM)
+            yield Text("  (no result)", DIM)
         if call.error:
-            yield from (Text.assemble("  ", line) for line in self.error(call.error, width - 2))
+            yield from (Text.assemble("  ", line) for line in self.error(call.error, width - 2, call.span_id))
 
     def inline_arguments(self, arguments: Any) -> str | None:
         """Arguments as in a call, ``(expression="2+2")``; None when they need several lines."""
@@ -411,9 +315,9 @@ class _Page:
         for name, value in zip(names, arguments.values(), strict=True):
             label = name if cell_len(name) <= column - 2 else ""
             if not label:
-                yield from (Text.assemble("  ", (line, _DIM)) for line in fold(name, width - 2))
+                yield from (Text.assemble("  ", (line, DIM)) for line in fold(name, width - 2))
             for line in self.body(_plain(value), "", width - 2 - column):
-                yield Text.assemble("  ", (set_cell_size(label, column), _DIM), line)
+                yield Text.assemble("  ", (set_cell_size(label, column), DIM), line)
                 label = ""
 
     def other_errors(self, trajectory: Trajectory) -> Iterator[Text]:
@@ -430,24 +334,39 @@ class _Page:
         yield Text("errors of other calls", "bold")
         for span in self.some(spans, _MAX_CALLS):
             if isinstance(span, int):
-                yield Text(f"{self.more} {span:,} more errors (--full shows all)", _DIM)
+                yield Text(f"{self.more} {span:,} more errors (--full shows all)", DIM)
                 continue
             message = span.error or "no message was recorded"
-            yield from self.error(f"{self.name(span.name)}: {message}", self.width)
+            message = f"{self.name(span.name)}: {error_text(message)}"
+            yield from self.error(message, self.width, span.span_id)
 
-    def error(self, message: str, width: int) -> Iterator[Text]:
+    def error(self, message: str, width: int, span_id: str | None) -> Iterator[Text]:
         mark = "ERROR "
-        for line in self.body(message, "red", width - len(mark)):
+        for line in self.body(error_text(message), "red", width - len(mark)):
             yield Text.assemble((mark, "bold red"), line)
             mark = " " * len(mark)
+        for line in self.where(self.spans.get(span_id or ""), width - len(mark)):
+            yield Text.assemble(mark, line)
+
+    def where(self, span: Span | None, width: int) -> Iterator[Text]:
+        """Where the exception of a span was raised; in a full replay its whole stack."""
+        for event in span.events if span else ():
+            stack = event.attributes.get(semconv.EXCEPTION_STACKTRACE)
+            if event.name != semconv.EXCEPTION_EVENT or not isinstance(stack, str) or not stack.strip():
+                continue
+            if self.max_chars is None:
+                yield from self.body(stack.strip("\n"), DIM, width)
+            elif frames := _FRAME.findall(stack):
+                file, line, function = frames[-1]
+                yield from self.body(f"{file}:{line} in {function}", DIM, width)
 
     def body(self, text: str, style: str, width: int) -> Iterator[Text]:
         """A text as lines of at most ``width`` cells, its middle cut out when it is long."""
         head, hidden, tail = (text, 0, "") if self.max_chars is None else cut(text, self.max_chars)
         yield from (Text(line, style) for line in fold(self.text(head), width))
         if hidden:
-            message = f"{self.more} {_count(hidden, 'more character')} (--full shows all)"
-            yield Text(message, f"italic {_DIM}")
+            message = f"{self.more} {count(hidden, 'more character')} (--full shows all)"
+            yield Text(message, f"italic {DIM}")
             yield from (Text(line, style) for line in fold(self.text(tail), width))
 
     def gutter(self, label: str, style: str, rows: Iterable[tuple[str, Text]]) -> Iterator[Text]:
@@ -465,6 +384,49 @@ class _Page:
         yield from items[:head]
         yield tail - head
         yield from items[tail:]
+
+
+def _agents(spans: Sequence[Span]) -> dict[str, str]:
+    """For each span (by id) that ran in a rollout inside the outermost one, the name of that rollout.
+
+    Several of the same name are numbered in order of their start.
+    """
+    by_id = {span.span_id: span for span in spans}
+    nearest: dict[str, Span | None] = {}
+
+    def rollout_of(span: Span) -> Span | None:
+        path: list[str] = []
+        at: Span | None = span
+        found = None
+        while at is not None and at.span_id not in path:
+            if at.span_id in nearest:
+                found = nearest[at.span_id]
+                break
+            path.append(at.span_id)
+            if at.kind == "rollout":
+                found = at
+                break
+            at = by_id.get(at.parent_id or "")
+        nearest.update(dict.fromkeys(path, found))
+        return found
+
+    rollouts = [span for span in spans if span.kind == "rollout"]
+    outer = [
+        span for span in rollouts if (up := by_id.get(span.parent_id or "")) is None or not rollout_of(up)
+    ]
+    # Of several side by side none is the outermost.
+    inner = [span for span in rollouts if outer != [span]]
+    names: dict[str, str] = {}
+    for span in sorted(inner, key=lambda span: span.start_ns):
+        same = [each.span_id for each in inner if each.name == span.name]
+        names[span.span_id] = span.name
+        if len(same) > 1:
+            names[span.span_id] += f" #{sum(each in names for each in same)}"
+    return {
+        span.span_id: names[home.span_id]
+        for span in spans
+        if (home := rollout_of(span)) is not None and home.span_id in names
+    }
 
 
 def _answers(turns: Sequence[Turn]) -> dict[int, int]:
@@ -520,44 +482,3 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 def _typed(value: Any) -> str:
     return f"<{type(value).__name__}>"
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"
-
-
-def _aligned(value: float) -> str:
-    return f"{value:.3f}" if abs(value) < 1e5 else f"{value:.4g}"
-
-
-def _duration(start_ns: int, end_ns: int | None, unknown: str = "-") -> str:
-    if end_ns is None:
-        return unknown
-    seconds = (end_ns - start_ns) / 1e9
-    if abs(seconds) < 1:
-        digits = 2 if abs(seconds) < 0.001 else 1 if abs(seconds) < 0.01 else 0
-        return f"{seconds * 1e3:.{digits}f} ms"
-    if abs(seconds) < 60:
-        return f"{seconds:.2f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m {rest:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
-
-
-def _when(time_ns: int, layout: str) -> str:
-    try:
-        return datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime(layout)
-    except (ValueError, OverflowError, OSError):
-        return f"{time_ns} ns"
-
-
-def _bytes(number: int) -> str:
-    size = float(number)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
@@ -16,6 +17,7 @@ import typer
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable
 
     from rich.console import RenderableType
 
@@ -57,6 +59,7 @@ def main() -> None:
         if isinstance(error, StoreError):
             _fail(str(error.args[0]) if error.args else str(error))
         if isinstance(error, OSError):
+            _leave_stdout()
             _fail(str(error))
         raise
 
@@ -78,15 +81,52 @@ def _trackway(
     """Record, find and replay what an LLM agent does in every reinforcement-learning rollout."""
 
 
+def _integer(least: int | None = None, most: int | None = None) -> Callable[[Any], int]:
+    """Read the integer of an option, in words of its own where it is none."""
+
+    def parse(text: Any) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not an integer") from None
+        if least is not None and value < least:
+            raise typer.BadParameter(f"{value} is less than {least}")
+        if most is not None and value > most:
+            raise typer.BadParameter(f"{value} is more than {most}")
+        return value
+
+    return parse
+
+
+def _number(text: Any) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number") from None
+
+
+def _temperature(text: Any) -> float:
+    value = _number(text)
+    if not 0 <= value < float("inf"):
+        raise typer.BadParameter(f"{text} is no temperature: it is 0 or more")
+    return value
+
+
 @app.command()
 def demo(
     store: StorePath = None,
-    prompts: Annotated[int, typer.Option(metavar="N", min=1, help="Samples in each step.")] = 4,
-    group: Annotated[int, typer.Option(metavar="N", min=1, help="Rollouts of each sample.")] = 4,
-    turns: Annotated[int, typer.Option(metavar="N", min=1, help="Generations in a rollout, at most.")] = 3,
-    temperature: Annotated[float, typer.Option(metavar="T", min=0.0, help="Sampling temperature.")] = 0.7,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = 2,
-    validation: Annotated[int, typer.Option(metavar="N", min=0, help="Validation rollouts at the end.")] = 2,
+    prompts: Annotated[int, typer.Option(metavar="N", parser=_integer(1), help="Samples in each step.")] = 4,
+    group: Annotated[int, typer.Option(metavar="N", parser=_integer(1), help="Rollouts of each sample.")] = 4,
+    turns: Annotated[
+        int, typer.Option(metavar="N", parser=_integer(1), help="Generations in a rollout, at most.")
+    ] = 3,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", parser=_temperature, help="Sampling temperature.")
+    ] = 0.7,
+    steps: Annotated[int, typer.Option(metavar="N", parser=_integer(1), help="Training steps.")] = 2,
+    validation: Annotated[
+        int, typer.Option(metavar="N", parser=_integer(0), help="Validation rollouts at the end.")
+    ] = 2,
     model: Annotated[bool, typer.Option("--model/--no-model", help="A real model, or a script.")] = True,
 ) -> None:
     """Record tool-calling rollouts of a small model, and show them."""
@@ -121,11 +161,13 @@ def _status_word(text: str | None) -> str | None:
 @app.command("ls")
 def list_trajectories(
     store: StorePath = None,
-    step: Annotated[int | None, typer.Option(metavar="N", help="Only this step.")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", parser=_integer(), help="Only this step.")] = None,
     sample: Annotated[
         str | None, typer.Option(metavar="ID", help="Only this sample, as in a key: 17 or task%2F3.")
     ] = None,
-    rollout: Annotated[int | None, typer.Option(metavar="N", help="Only rollouts with this number.")] = None,
+    rollout: Annotated[
+        int | None, typer.Option(metavar="N", parser=_integer(), help="Only rollouts with this number.")
+    ] = None,
     validate: Annotated[
         bool | None, typer.Option("--validate/--train", help="Only validation, or only training.")
     ] = None,
@@ -133,42 +175,54 @@ def list_trajectories(
         str | None,
         typer.Option(callback=_status_word, metavar="S", help="Only ok, error, cancelled, running or died."),
     ] = None,
-    min_reward: Annotated[float | None, typer.Option(metavar="R", help="Only rewards from here.")] = None,
-    max_reward: Annotated[float | None, typer.Option(metavar="R", help="Only rewards up to here.")] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="At most this many.")] = None,
+    min_reward: Annotated[
+        float | None, typer.Option(metavar="R", parser=_number, help="Only rewards from here.")
+    ] = None,
+    max_reward: Annotated[
+        float | None, typer.Option(metavar="R", parser=_number, help="Only rewards up to here.")
+    ] = None,
+    experiment: Annotated[str | None, typer.Option(metavar="NAME", help="Only this experiment.")] = None,
+    errors: Annotated[
+        bool, typer.Option("--errors", help="Only those in which some call failed, as a tool.")
+    ] = False,
+    newest: Annotated[bool, typer.Option("--newest", help="The latest first.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", parser=_integer(1), help="At most this many.")
+    ] = None,
     all_attempts: Annotated[
         bool, typer.Option("--all-attempts", help="Also attempts that a later one replaced.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List trajectories, one line each."""
-    rows = limit or (None if as_json else ROWS + 1)
-    found = list(
-        _open(store).query(
-            step=step,
-            sample=_sample(sample),
-            rollout=rollout,
-            validate=validate,
-            status=cast("Status | None", status),
-            min_reward=min_reward,
-            max_reward=max_reward,
-            limit=rows,
-            all_attempts=all_attempts,
-        )
+    rows = limit or (None if as_json else ROWS)
+    found = _open(store).query(
+        step=step,
+        sample=_sample(sample),
+        rollout=rollout,
+        validate=validate,
+        status=cast("Status | None", status),
+        min_reward=min_reward,
+        max_reward=max_reward,
+        experiment=experiment,
+        all_attempts=all_attempts,
+        newest=newest,
     )
+    matching = (summary for summary in found if summary.errors or not errors)
+    shown = list(islice(matching, rows))
     if as_json:
-        _write("[" + ",".join(f"\n{_json(_summary(summary))}" for summary in found) + "\n]\n" * bool(found))
-        if not found:
+        _write("[" + ",".join(f"\n{_json(_summary(summary))}" for summary in shown) + "\n]\n" * bool(shown))
+        if not shown:
             _write("]\n")
         return
-    if not found:
+    if not shown:
         _say("no trajectory matches; `trackway status` says what the store holds")
         return
-    from trackway.viewers.terminal import table
+    from trackway.viewers.tables import table
 
-    shown = found[: limit or ROWS]
-    _print(table(shown), whole_lines=True)
-    if len(found) > len(shown):
+    more = next(matching, None) is not None
+    _print(table(shown, more=more), whole_lines=True)
+    if more and limit is None:
         _say(f"there are more than these {ROWS:,}; narrow the search or give --limit")
 
 
@@ -189,7 +243,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="KEY|ID", help="1/17/0, val/1/17/0, or a trace id.")],
     store: StorePath = None,
     full: Annotated[bool, typer.Option("--full", help="Cut nothing.")] = False,
-    turn: Annotated[int | None, typer.Option(metavar="N", help="Only turn N.")] = None,
+    turn: Annotated[int | None, typer.Option(metavar="N", parser=_integer(), help="Only turn N.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay a trajectory: turns, tool calls, errors, rewards."""
@@ -216,9 +270,9 @@ def status(store: StorePath = None, as_json: AsJson = False) -> None:
     if as_json:
         _write(_json({"store": str(opened.path), **asdict(state)}) + "\n")
         return
-    from trackway.viewers.terminal import status_view
+    from trackway.viewers.tables import status_view
 
-    _print(status_view(state, str(opened.path)))
+    _print(status_view(state, str(opened.path)), whole_lines=True)
 
 
 @app.command()
@@ -229,12 +283,19 @@ def sync(
     ] = False,
 ) -> None:
     """Send what is recorded to MLflow and other destinations."""
-    from trackway.trace.exporters.sync import run
+    from trackway.trace.exporters.sync import is_followed, run
 
+    opened = _open(store)
     try:
-        code = run(_open(store).path, follow=follow, say=_tell)
+        code = run(opened.path, follow=follow, say=_tell)
     except KeyboardInterrupt:
         code = 0 if follow else 130
+    if not follow and code == 0 and is_followed(opened.path):
+        # The follower did the work, or failed to; run() knows only that it is there.
+        for name, destination in opened.status().destinations.items():
+            if destination.last_error:
+                _tell(f"{name}: {destination.last_error}")
+                code = 1
     raise typer.Exit(code)
 
 
@@ -242,7 +303,9 @@ def sync(
 def ui(
     store: StorePath = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="Port to listen on.")] = 5000,
+    port: Annotated[
+        int, typer.Option(metavar="PORT", parser=_integer(1, 65535), help="Port to listen on.")
+    ] = 5000,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
 ) -> None:
     """Open the trajectories in the MLflow UI."""
@@ -388,6 +451,7 @@ def _summary(summary: Summary) -> dict[str, Any]:
         "start": _iso(summary.start_ns),
         "duration_s": _seconds(summary.start_ns, summary.end_ns),
         "policy_version": summary.policy_version,
+        "project": summary.project,
         "experiment": summary.experiment,
         "trace_id": summary.trace_id,
     }
@@ -516,12 +580,22 @@ def _print(view: RenderableType, *, whole_lines: bool = False) -> None:
 
 def _write(text: str) -> None:
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has seen enough, as `head` does. Nothing more may be flushed into the pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(text, end="", flush=True)
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        _leave_stdout()
         raise typer.Exit from None
+    except OSError as error:
+        _leave_stdout()
+        _fail(f"the output cannot be written: {error.strerror or error}")
+
+
+def _leave_stdout() -> None:
+    """Drop what standard output did not take: at exit Python would try again, and complain."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(text: str) -> None:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from trackway.samplers import HeadSampler
 
 from .. import semconv
-from . import runtime, snapshot
+from . import snapshot
 from .calls import Call, Target
 from .scope import NotSampled, Rollout, Scope, carried_run, current
 from .snapshot import Snapshot
@@ -145,6 +145,8 @@ class Recorder:
         parent = current()
         if isinstance(parent, NotSampled):
             return None
+        if isinstance(parent, Scope) and parent.recorder is not self and not parent.recorder.writer.closed:
+            return parent.recorder.begin(target, args, kwargs)  # a rollout ends where it began
         try:
             if parent is not None:
                 call = Call(self, parent.rollout, parent, target, args, kwargs)
@@ -175,12 +177,9 @@ class Recorder:
         return list(self._open.values())
 
     def record(self, scope: Scope) -> None:
-        """Take a finished span; one that outlived this recorder goes to the next one of the same store."""
+        """Take a finished span."""
         self._open.pop(id(scope), None)
-        if self.writer.put(scope) or self.writer.abandoned:
-            return
-        heir = runtime.get()
-        if heir is None or heir.config.store != self.config.store or not heir.writer.put(scope):
+        if not self.writer.put(scope) and not self.writer.abandoned:
             self.writer.lose()
 
     def snapshot(self, value: Any) -> Snapshot:

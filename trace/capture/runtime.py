@@ -19,15 +19,12 @@ _STARTERS = ("TRACKWAY_STORE", "TRACKWAY_BACKEND")
 def _start_from_environment() -> None:
     if any(os.environ.get(name) for name in _STARTERS):
         # By name, since this package may not import what is built on top of it.
-        lifecycle = importlib.import_module("trackway.trace.lifecycle")
-        try:
-            lifecycle.configure()
-        except Exception as error:  # here it would reach the rollout that happened to be the first
-            logging.getLogger("trackway").error("nothing is recorded in this process: %s", error)
+        importlib.import_module("trackway.trace.lifecycle").configure_from_environment()
 
 
 _recorder: Recorder | None = None
-_starter: Callable[[], None] | None = _start_from_environment
+_starter: Callable[[], object] | None = _start_from_environment
+_starting = False
 _lock = threading.RLock()
 
 
@@ -38,12 +35,13 @@ def get() -> Recorder | None:
     return _recorder
 
 
-def put(recorder: Recorder | None, starter: Callable[[], None] | None = None) -> None:
+def put(recorder: Recorder | None, starter: Callable[[], object] | None = None) -> None:
     """Set the recorder that decorated calls use from now on.
 
     Args:
         recorder: None to record nothing.
-        starter: makes and puts a recorder when the next call needs one.
+        starter: makes and puts a recorder when the next call needs one; its failure is logged, since it
+            would reach the rollout that happened to be the first.
     """
     global _recorder, _starter
     _recorder = recorder
@@ -51,8 +49,26 @@ def put(recorder: Recorder | None, starter: Callable[[], None] | None = None) ->
 
 
 def _start() -> None:
-    global _starter
+    # Other threads wait here until the first one has started the recorder, so that none misses it.
+    global _starter, _starting
     with _lock:
-        starter, _starter = _starter, None
-        if starter is not None:
+        if _starter is None or _starting:
+            return
+        _starting = True
+        starter = _starter
+        try:
             starter()
+        except Exception as error:
+            logging.getLogger("trackway").error("nothing is recorded in this process: %s", error)
+        finally:
+            _starting = False
+            if _starter is starter:
+                _starter = None
+
+
+def _after_fork() -> None:
+    global _lock, _starting
+    _lock, _starting = threading.RLock(), False
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -17,9 +17,11 @@ import os
 import re
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
+from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import orjson
@@ -33,17 +35,22 @@ MAX_DATA_URL = 1024
 MAX_HASHED_IMAGE = 16 * 2**20
 """Bytes; the hash of a larger image would take the caller's thread too long."""
 _EDGE = 8  # items shown at each end of a long array
+_MAX_LOOKS = 32
+"""Values that are looked at to see whether an object holds token ids: a client may hold half the program."""
+_MAX_LEVELS = 4  # of objects and containers inside one another, in the same search
 
 _DATA_URL = re.compile(rf"(data:[\w.+/;=-]{{0,200}};base64,)([A-Za-z0-9+/_=-]{{{MAX_DATA_URL},}})")
 _SECRET_TYPES = {"SecretStr", "SecretBytes", "Secret"}
 
 
-def take(value: Any, max_array_items: int) -> Snapshot:
+def take(value: Any, max_array_items: int, token_fields: Collection[str] = ()) -> Snapshot:
     """Copy any value.
 
     Args:
         value: anything.
         max_array_items: numpy arrays and torch tensors with more items are summarised.
+        token_fields: names of fields that hold token ids and what belongs to them: arrays under these
+            stay whole, and an object whose class declares no fields is data when it has one of them.
 
     Returns:
         The value itself when it is immutable and plain, else its JSON. NaN and infinities become null,
@@ -52,12 +59,17 @@ def take(value: Any, max_array_items: int) -> Snapshot:
     kind = type(value)
     if kind is str or kind is int or kind is float or kind is bool or value is None:
         return value  # type: ignore[no-any-return]
+    plain = _Plain(max_array_items, token_fields)
     try:
-        return orjson.dumps(value, default=_Plain(max_array_items).shallow)
+        data = orjson.dumps(value, default=plain.shallow)
+        if not plain.summarised or not any(f'"{name}":{{"shape"'.encode() in data for name in token_fields):
+            return data
+        # orjson does not say under which name it found an array.
     except (TypeError, ValueError, RecursionError):
-        # Lone surrogates, integers beyond 64 bits, keys that are not strings, cycles: rare, so worth
-        # a slower walk that keeps everything else.
-        return orjson.dumps(_Plain(max_array_items).deep(value))
+        pass
+    # Lone surrogates, integers beyond 64 bits, keys that are not strings, cycles: rare, so worth a slower
+    # walk that keeps everything else.
+    return orjson.dumps(_Plain(max_array_items, token_fields).deep(value))
 
 
 def sequence(value: Any) -> tuple[Any, ...] | None:
@@ -67,40 +79,63 @@ def sequence(value: Any) -> tuple[Any, ...] | None:
         value: list, tuple, range, array, numpy array or torch tensor of shape (n,) or (1, n).
 
     Returns:
-        The items as plain Python numbers, or None when the value is not such a sequence.
+        The items, or None when the value is not such a sequence. They are plain Python numbers, but for
+        numbers of numpy and torch between others, which ``numbers`` makes plain.
     """
-    kind = type(value)
-    items: Any
-    if kind is list or kind is tuple or kind is range:
-        items = tuple(value)
-    elif kind.__module__.partition(".")[0] in ("numpy", "torch", "array", "builtins") and hasattr(
-        kind, "tolist"
-    ):
-        if not _is_here(value):
-            return None
-        items = value.tolist()
-        if isinstance(items, list) and len(items) == 1 and isinstance(items[0], list):
-            items = items[0]
-        items = tuple(items) if isinstance(items, list) else None
-    else:
-        return None
+    items = _items(value)
+    if items is not None and len(items) == 1 and not _may_be_item(items[0]):
+        items = _items(items[0]) or items  # the only row
     if items and not (_may_be_item(items[0]) and _may_be_item(items[-1])):
         # A list of numpy numbers is common; a list of lists or of dicts is not a sequence of tokens.
-        items = tuple(item.item() if _is_scalar(item) else item for item in items)
-        if not (_may_be_item(items[0]) and _may_be_item(items[-1])):
+        if not (_may_be_number(items[0]) and _may_be_number(items[-1])):
             return None
+        items = numbers(items)
     if items and items is not value:
         _untrack(items)
-    return items  # type: ignore[no-any-return]
+    return items
 
 
-def _is_number(value: Any) -> bool:
+def _items(value: Any) -> tuple[Any, ...] | None:
     kind = type(value)
-    return kind is int or kind is float or kind is bool
+    if kind is list or kind is tuple or kind is range:
+        return tuple(value)
+    if not _is_array(kind) or not _is_here(value):
+        return None
+    items = value.tolist()
+    return tuple(items) if isinstance(items, list) else None
+
+
+def numbers(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Make plain numbers of those of numpy and torch; everything else stays as it is."""
+    if set(map(type, items)) <= _NUMBERS:
+        return items
+    return tuple(item.item() if _is_scalar(item) else item for item in items)
+
+
+def is_rows(value: Any) -> bool:
+    """Say whether a plain value is a list of several lists of numbers: a batch of sequences."""
+    return (
+        type(value) is list
+        and len(value) > 1
+        and all(type(row) is list and set(map(type, row)) <= _NUMBERS for row in value)
+    )
+
+
+def _is_array(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("numpy", "torch", "array", "builtins") and hasattr(
+        kind, "tolist"
+    )
+
+
+_NUMBERS = {int, float, bool, type(None)}
 
 
 def _may_be_item(value: Any) -> bool:
-    return value is None or _is_number(value)
+    return type(value) in _NUMBERS
+
+
+def _may_be_number(value: Any) -> bool:
+    return type(value) in _NUMBERS or _is_scalar(value)
 
 
 def _is_here(value: Any) -> bool:
@@ -111,7 +146,11 @@ def _is_here(value: Any) -> bool:
 
 def _is_scalar(value: Any) -> bool:
     kind = type(value)
-    return kind.__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "ndim", None) == 0
+    return (
+        kind.__module__.partition(".")[0] in ("numpy", "torch")
+        and getattr(value, "ndim", None) == 0
+        and _is_here(value)
+    )
 
 
 def _untracker() -> Callable[[Any], object]:
@@ -166,9 +205,12 @@ def fields(value: Any) -> Mapping[str, Any] | None:
     try:
         stored = object.__getattribute__(value, "__dict__")
     except Exception:
-        return None
+        stored = None
+    slots = _slots(value)
     if not isinstance(stored, dict):
-        return None
+        return slots or None
+    if slots:
+        stored = {**slots, **stored}
     if hasattr(kind, "__pydantic_fields__") or hasattr(kind, "__fields__"):
         try:
             extra = object.__getattribute__(value, "__pydantic_extra__")
@@ -176,6 +218,74 @@ def fields(value: Any) -> Mapping[str, Any] | None:
             extra = None
         return {**stored, **extra} if isinstance(extra, dict) else stored
     return stored
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    """Read what a class keeps in ``__slots__``, past any property of the same name."""
+    found: dict[str, Any] = {}
+    for base in type(value).__mro__[:-1]:
+        if "__slots__" in vars(base):
+            for name, member in list(vars(base).items()):
+                if type(member) is MemberDescriptorType and name not in found:
+                    with suppress(AttributeError):  # never set
+                        found[name] = member.__get__(value)
+    return found
+
+
+def shown(value: Any, names: Collection[str]) -> dict[str, Any] | None:
+    """Give what is data of an object whose class declares no fields: one that holds token sequences.
+
+    It holds them itself, or in an attribute, list or dict a level or two further down. Clients and
+    sessions do not, and stay unread.
+
+    Returns:
+        The sequences, plain public values beside them, and the objects that hold further sequences; of an
+        object that holds none itself only short values. None when there are no sequences.
+    """
+    stored = fields(value)
+    if not stored:
+        return None
+    public = {name: item for name, item in stored.items() if type(name) is str and not name.startswith("_")}
+    itself = any(name in names and _may_be_sequence(item) for name, item in public.items())
+    looks = [_MAX_LOOKS]
+    holds = {
+        name
+        for name, item in public.items()
+        if name in names or _holds_tokens(item, names, _MAX_LEVELS, looks)
+    }
+    if not itself and not holds - set(names):
+        return None
+    plain = _SHOWN if itself else _SHORT
+    return {name: item for name, item in public.items() if name in holds or issubclass(type(item), plain)}
+
+
+_SHOWN = (str, int, float, list, tuple, dict)
+_SHORT = (str, int, float)
+
+
+def _may_be_sequence(value: Any) -> bool:
+    kind = type(value)
+    return kind is list or kind is tuple or kind is range or _is_array(kind)
+
+
+def _holds_tokens(value: Any, names: Collection[str], levels: int, looks: list[int]) -> bool:
+    kind = type(value)
+    if value is None or issubclass(kind, (str, bytes, int, float, type, FunctionType, ModuleType)):
+        return False
+    if not levels or looks[0] <= 0:
+        return False
+    looks[0] -= 1
+    parts: Iterable[Any]
+    if kind is list or kind is tuple:
+        parts = value[:_EDGE]
+    else:
+        held = fields(value)
+        if not held:
+            return False
+        if any(name in held and _may_be_sequence(held[name]) for name in names):
+            return True
+        parts = [item for name, item in list(held.items()) if not str(name).startswith("_")][:_MAX_LOOKS]
+    return any(_holds_tokens(part, names, levels - 1, looks) for part in parts)
 
 
 def is_record(value: Any) -> bool:
@@ -222,6 +332,15 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
+def text(value: Any) -> str:
+    """Make a text of any value without asking it: of an object that is no data, its type."""
+    kind = type(value)
+    if issubclass(kind, str):
+        return clean(str.__str__(value))
+    copied = take(value, _EDGE)
+    return copied.decode() if isinstance(copied, bytes) else str(copied)
+
+
 def message(error: BaseException) -> str:
     """Give the message of an exception, whatever its ``__str__`` does."""
     try:
@@ -233,8 +352,10 @@ def message(error: BaseException) -> str:
 class _Plain:
     """Turns anything into values that orjson knows."""
 
-    def __init__(self, max_array_items: int) -> None:
+    def __init__(self, max_array_items: int, token_fields: Collection[str] = ()) -> None:
         self.max_array_items = max_array_items
+        self.token_fields = token_fields
+        self.summarised = False
         self.open: set[int] = set()
 
     def shallow(self, value: Any) -> Any:
@@ -287,6 +408,8 @@ class _Plain:
                 name = f"{name} ({type(key).__name__})"
                 while name in plain:
                     name += "'"
+            if name in self.token_fields and _is_array(type(value)) and _is_here(value):
+                value = value.tolist()
             plain[name] = self.deep(value, depth + 1)
         return plain
 
@@ -323,12 +446,17 @@ class _Plain:
         if is_record(value):
             found = fields(value)
             return dict(found) if found is not None else placeholder(value)
+        if self.token_fields and module != "builtins" and not issubclass(kind, type):
+            held = shown(value, self.token_fields)
+            if held is not None:
+                return held
         return placeholder(value)
 
     def _numpy(self, value: Any) -> Any:
         if not hasattr(type(value), "shape") or not hasattr(type(value), "tolist"):
             return placeholder(value)
         if value.size > self.max_array_items:
+            self.summarised = True
             flat = value.reshape(-1)
             return _summary(value.shape, value.dtype, flat[:_EDGE].tolist(), flat[-_EDGE:].tolist())
         if value.dtype.kind in "mM":
@@ -341,6 +469,7 @@ class _Plain:
         if not _is_here(tensor):
             return {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "device": str(tensor.device)}
         if tensor.numel() > self.max_array_items:
+            self.summarised = True
             flat = tensor.reshape(-1)
             return _summary(tensor.shape, tensor.dtype, flat[:_EDGE].tolist(), flat[-_EDGE:].tolist())
         return tensor.tolist()

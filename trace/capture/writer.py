@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..store.journal import SegmentWriter
+from ..store.journal import PartlyWritten, SegmentWriter
 from ..store.otlp import LineEncoder
 from .encode import SpanEncoder
 from .scope import Scope
@@ -85,6 +85,11 @@ class Writer:
         """Name of this writer's segments."""
         return self._journal.name
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes nothing any more."""
+        return self._closed
+
     def put(self, scope: Scope) -> bool:
         """Take a finished scope; when the queue is full, wait as configured, then count it as dropped.
 
@@ -142,7 +147,15 @@ class Writer:
         self._closing = True
         self._wake.set()
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if not self._thread.is_alive():
+            return True
+        with self._lock:
+            self._closed = True
+            if self._queue:
+                self._drop("not written in time at the end", len(self._queue))
+                self._queue.clear()
+        self._save_counters()
+        return False
 
     def abandon(self) -> None:
         """Forget everything in a forked child: the parent will write it."""
@@ -205,9 +218,11 @@ class Writer:
         try:
             self._journal.append(b"".join(map(self._lines.line, groups.values())))
             self.written += spans
-        except OSError as error:
+        except PartlyWritten as error:
+            kept = sum(map(len, list(groups.values())[: error.lines]))
+            self.written += kept
             with self._lock:
-                self._drop(f"journal: {error.strerror or error}", spans)
+                self._drop(f"journal: {error.strerror or error}", spans - kept)
             self._recorder.trouble(f"could not write to the store {self._recorder.config.store}", error)
         with self._room:
             self._queued_bytes -= size
@@ -224,6 +239,8 @@ class Writer:
             if known is None or known[:2] != (scope, said):
                 known = (scope, said, self._lines.line([self._encoder.encode_open(scope)]))
                 time.sleep(0)
+                if self._queue:
+                    self._write_batch()
             shown[id(scope)] = known
         if shown != self._open_lines:
             self._journal.set_open_spans(b"".join(line for _, _, line in shown.values()))

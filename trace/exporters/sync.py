@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,7 +31,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from ..config import TraceConfig, from_dict, to_dict
 from ..model import Span, Trajectory
 from ..store import CONFIG, Store, StoreError, journal, open_store
-from ..store.cursors import Cursors
+from ..store.cursors import Cursors, cursor_name
 from . import build
 
 log = logging.getLogger("trackway.sync")
@@ -56,6 +56,7 @@ class TrajectoryExporter(Protocol):
 @dataclass(slots=True)
 class _Destination:
     name: str
+    backend: str
     config: TraceConfig
     exporter: SpanExporter | None = None
     delivered: dict[str, int] | None = None
@@ -98,10 +99,11 @@ class Follower:
         # Read again each time: a later process may have been configured with other destinations.
         config = self._config or load_settings(self._path)
         done = True
-        for name in config.backend:
+        for backend in config.backend:
+            name = cursor_name(backend, config.tracking_uri)
             destination = self._destinations.get(name)
-            if destination is None or (destination.config != config and destination.exporter is None):
-                destination = self._destinations[name] = _Destination(name, config)
+            if destination is None:
+                destination = self._destinations[name] = _Destination(name, backend, config)
             done = self._serve(destination, patient) and done
         return done
 
@@ -127,7 +129,7 @@ class Follower:
 
     def _deliver(self, destination: _Destination, due: Sequence[tuple[str, int]]) -> None:
         if destination.exporter is None:
-            destination.exporter = build(destination.name, destination.config)
+            destination.exporter = build(destination.backend, destination.config)
         trajectories = self._store.load_all([trace_id for trace_id, _ in due])
         refused = send(destination.exporter, trajectories)
         for trace_id, reason in refused.items():
@@ -195,9 +197,19 @@ def readable(span: Span) -> ReadableSpan:
 def save_settings(config: TraceConfig) -> None:
     """Leave the settings in the store for the follower.
 
+    While others record into the same store, their destinations stay.
+
     Raises:
         OSError: the store cannot be written.
     """
+    with suppress(StoreError):
+        left = load_settings(config.store)
+        if set(left.backend) - set(config.backend) and _others_record(config.store):
+            config = replace(
+                config,
+                backend=tuple(dict.fromkeys([*left.backend, *config.backend])),
+                tracking_uri=config.tracking_uri or left.tracking_uri,
+            )
     path = config.store / CONFIG
     draft = path.with_name(f"{CONFIG}.{os.getpid()}.new")
     # A tracking URI may hold credentials, so nobody else may read it.
@@ -205,6 +217,11 @@ def save_settings(config: TraceConfig) -> None:
     with os.fdopen(file, "wb") as output:
         output.write(orjson.dumps(to_dict(config), option=orjson.OPT_INDENT_2))
     draft.replace(path)
+
+
+def _others_record(store: Path) -> bool:
+    me = os.getpid()
+    return any(writer.alive and writer.counters.get("pid") != me for writer in journal.writers(store))
 
 
 def load_settings(store: Path) -> TraceConfig:
@@ -245,15 +262,43 @@ def spawn(store: Path) -> None:
     """Start a follower as a process of its own, unless one is at work; it ends when nobody writes."""
     if is_followed(store):
         return
+    command = [sys.executable, "-m", "trackway", "sync", "--follow", "--store", str(store)]
     with (store / "sync.log").open("ab") as output:
-        subprocess.Popen(
-            [sys.executable, "-m", "trackway", "sync", "--follow", "--store", str(store)],
+        # Through a shell that ends at once, so that it is no child of the training process.
+        subprocess.run(
+            ["/bin/sh", "-c", '"$@" &', "sh", *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
             env={**os.environ, "TRACKWAY_STORE": "", "TRACKWAY_BACKEND": ""},
+            check=False,
         )
+
+
+class Supervisor:
+    """Keeps a follower at work; one that cannot live is started again less and less often.
+
+    Args:
+        store: folder of the store.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._pause = 0.0
+        self._not_before = 0.0
+
+    def look(self) -> None:
+        """Start a follower where there is none; to be called every now and then."""
+        now = time.monotonic()
+        if now < self._not_before:
+            return
+        if is_followed(self._store):
+            self._pause = 0.0
+            return
+        spawn(self._store)
+        self._pause = min(max(_FIRST_PAUSE, 2 * self._pause), _LONGEST_PAUSE)
+        self._not_before = now + self._pause
 
 
 def follow_store(store: Path, config: TraceConfig | None = None, stop: threading.Event | None = None) -> None:

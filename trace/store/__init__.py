@@ -14,8 +14,8 @@ import orjson
 
 from ..model import Span, Status, Summary, Trajectory, TrajectoryKey
 from . import journal, otlp
-from .assemble import DIED, assemble, decode_span
-from .cursors import Cursors, Progress
+from .assemble import DIED, assemble, decode_span, unreadable
+from .cursors import Cursors, Progress, cursor_name
 from .index import Index, summary_of
 
 __all__ = ["Destination", "Store", "StoreError", "StoreStatus", "TrajectoryNotFound", "open_store"]
@@ -83,7 +83,7 @@ def open_store(path: str | os.PathLike[str] | None = None) -> Store:
     Raises:
         StoreError: there is no store.
     """
-    folder = Path(path or os.environ.get("TRACKWAY_STORE") or DEFAULT).absolute()
+    folder = Path(path or os.environ.get("TRACKWAY_STORE") or DEFAULT).expanduser().absolute()
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file; a store is a directory")
     if not folder.is_dir():
@@ -181,7 +181,10 @@ class Store:
         )
         self._index.refresh()
         flight = _Flight(self.path)
-        rows = self._index.rows("WHERE " + " AND ".join(where), values, order)
+        try:
+            rows = self._index.rows("WHERE " + " AND ".join(where), values, order)
+        except OverflowError:  # a number beyond 64 bits, which nothing recorded has
+            rows = []
         summaries = [summary if ended else self._current(summary, flight) for summary, ended, _ in rows]
         known = self._index.trace_ids(flight.traces)
         for trace_id in flight.traces:
@@ -218,7 +221,14 @@ class Store:
     def _load(self, trace_id: str, flight: _Flight, attempt: int | None = None) -> Trajectory:
         spans = self._index.spans(trace_id)
         alive = bool(self._index.writers_of(trace_id) & flight.alive) or trace_id in flight.living
-        return assemble([*flight.traces.get(trace_id, []), *spans], alive=alive, attempt=attempt)
+        spans = [*flight.traces.get(trace_id, []), *spans]
+        try:
+            return assemble(spans, alive=alive, attempt=attempt)
+        except Exception as error:
+            if not spans:
+                gone = f"the journal files that held {trace_id} are gone from {self.path}"
+                raise TrajectoryNotFound(gone) from None
+            return unreadable(spans, error)
 
     def load_all(self, trace_ids: list[str]) -> list[Trajectory]:
         """Read the trajectories of these trace ids, as the index knows them."""
@@ -261,9 +271,11 @@ class Store:
             "WHERE named AND step IS ? AND rollout_n = ? AND validate = ? AND CAST(sample_index AS TEXT) IS ?"
         )
         sample = None if key.sample_index is None else str(key.sample_index)
-        rows = self._index.rows(
-            where, (key.step, key.rollout_n, key.validate, sample), "ORDER BY effective, start_ns"
-        )
+        try:
+            values = (key.step, key.rollout_n, key.validate, sample)
+            rows = self._index.rows(where, values, "ORDER BY effective, start_ns")
+        except OverflowError:  # a number beyond 64 bits, which nothing recorded has
+            rows = []
         found = [summary for summary, _, _ in rows]
         known = {summary.trace_id for summary in found}
         for trace_id in flight.traces:
@@ -283,30 +295,26 @@ class Store:
         self._index.refresh()
         segments = journal.segments(self.path)
         writers = journal.writers(self.path, segments)
-        trajectories, spans, torn = self._index.totals()
+        trajectories, spans = self._index.totals()
+        stored = self._index.written()
         dropped: dict[str, int] = {}
+        waiting = 0
         for writer in writers:
-            for reason, count in writer.dropped.items():
+            for reason, count in self._losses(writer, stored.get(writer.name, 0)).items():
                 dropped[reason] = dropped.get(reason, 0) + count
-        cursors = Cursors(self.path, read_only=True)
-        progress = dict.fromkeys(self._backends(), Progress(0, 0, None)) | cursors.progress()
-        cursors.close()
-        destinations = {
-            name: Destination(
-                done.exported, spans - done.exported - done.refused, done.refused, done.last_error
-            )
-            for name, done in progress.items()
-        }
+            if writer.alive:
+                waiting += writer.waiting(stored.get(writer.name, 0))
+        destinations = self._destinations(spans)
         exported = min((item.exported for item in destinations.values()), default=spans)
         return StoreStatus(
-            recorded=spans + sum(dropped.values()),
+            recorded=spans + waiting + sum(dropped.values()),
             exported=exported,
-            pending=spans - exported,
+            pending=spans - exported + waiting,
             dropped=sum(dropped.values()),
             trajectories=trajectories,
             in_flight=sum(1 for _ in self.query(status="running")),
             bytes=sum(segment.path.stat().st_size for segment in segments),
-            torn_lines=torn,
+            torn_lines=self._index.torn({writer.name for writer in writers if not writer.alive}),
             writers_alive=sum(writer.alive for writer in writers),
             writers_dead=sum(not writer.alive for writer in writers),
             troubles=sum(int(writer.counters.get("troubles", 0)) for writer in writers),
@@ -314,12 +322,32 @@ class Store:
             destinations=destinations,
         )
 
-    def _backends(self) -> list[str]:
-        """Name the destinations that the store is configured for, also those that have nothing yet."""
+    def _losses(self, writer: journal.Writer, stored: int) -> dict[str, int]:
+        """Compare what a writer says it did with what stands in the journal."""
+        losses = dict(writer.dropped)
+        if writer.written > stored:
+            losses["missing from the journal"] = writer.written - stored
+        if not writer.alive and (lost := writer.waiting(stored)):
+            losses["not yet written when the process ended"] = lost
+        return losses
+
+    def _destinations(self, spans: int) -> dict[str, Destination]:
         try:
-            return list(orjson.loads((self.path / CONFIG).read_bytes())["backend"])
+            settings = orjson.loads((self.path / CONFIG).read_bytes())
+            backends, place = list(settings["backend"]), settings.get("tracking_uri")
         except (OSError, ValueError, KeyError, TypeError):
-            return []
+            return {}
+        cursors = Cursors(self.path, read_only=True)
+        progress = cursors.progress()
+        cursors.close()
+        found = {}
+        for name in backends:
+            done = progress.get(cursor_name(name, place), Progress(0, 0, None))
+            exported = min(done.exported, spans)
+            found[name] = Destination(
+                exported, spans - exported - done.refused, done.refused, done.last_error
+            )
+        return found
 
     def due(self, destination: Mapping[str, int]) -> list[tuple[str, int]]:
         """List what a destination lacks: complete trajectories with their number of spans.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from sys import byteorder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -17,6 +17,8 @@ from .turns import parsed, turns_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
+
+T = TypeVar("T")
 
 DIED = "process ended before this did"
 
@@ -89,7 +91,6 @@ def _span(
     if end_ns is None:
         status = "running"
     kind = attributes.get(semconv.KIND) or _KINDS.get(attributes.get(semconv.OPERATION, ""), "other")
-    logprobs = attributes.get(semconv.RESPONSE_LOGPROBS)
     return Span(
         kind=kind,
         status=status,
@@ -98,8 +99,8 @@ def _span(
         attributes=attributes,
         inputs=parsed(attributes.get(semconv.TOOL_ARGUMENTS) or attributes.get(semconv.INPUT)),
         outputs=_outputs(attributes, kind),
-        response_mask=_mask(attributes.get(semconv.RESPONSE_MASK)),
-        response_logprobs=None if logprobs is None else unpack_floats(logprobs),
+        response_mask=_lenient(_mask, attributes.get(semconv.RESPONSE_MASK)),
+        response_logprobs=_lenient(unpack_floats, attributes.get(semconv.RESPONSE_LOGPROBS)),
         prompt_text=attributes.get(semconv.PROMPT_TEXT),
         response_text=attributes.get(semconv.RESPONSE_TEXT),
         **rest,
@@ -113,9 +114,15 @@ def _outputs(attributes: Mapping[str, Any], kind: Kind) -> Any:
     return parsed(attributes.get(semconv.OUTPUT))
 
 
-def _mask(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
+def _lenient(read: Callable[[Any], T], value: Any) -> T | None:
+    """Read a value; one that somebody else damaged is as if it had not been recorded."""
+    try:
+        return None if value is None else read(value)
+    except Exception:
         return None
+
+
+def _mask(text: str) -> tuple[int, ...]:
     bits: list[int] = []
     for bit, count in orjson.loads(text):
         bits.extend([bit] * count)
@@ -181,6 +188,26 @@ def assemble(spans: Sequence[Span], *, alive: bool = False, attempt: int | None 
         experiment=_first(ordered, semconv.EXPERIMENT),
         run_id=_first(ordered, semconv.RUN_ID),
         notes=tuple(note for span in ordered for note in span.attributes.get(semconv.NOTES, ())),
+    )
+
+
+def unreadable(spans: Sequence[Span], error: Exception) -> Trajectory:
+    """Give what can be said of a trajectory that cannot be put together: its id, its times, the reason."""
+    note = f"cannot be read: {type(error).__name__}: {error}"
+    ends = [span.end_ns for span in spans if span.end_ns is not None]
+    return Trajectory(
+        key=None,
+        trace_id=spans[0].trace_id,
+        status="error",
+        error=note,
+        start_ns=min(span.start_ns for span in spans),
+        end_ns=max(ends, default=None),
+        spans=tuple(spans),
+        turns=(),
+        rewards={},
+        annotations={},
+        policy_versions=(),
+        notes=(note,),
     )
 
 
@@ -255,8 +282,8 @@ def _base(span: Span) -> str | None:
 
 def _whole(span: Span, done: Mapping[str, Span]) -> Span:
     attributes = span.attributes
-    prompt = _ids(attributes.get(semconv.PROMPT_IDS))
-    response = _ids(attributes.get(semconv.RESPONSE_IDS))
+    prompt = _lenient(_ids, attributes.get(semconv.PROMPT_IDS))
+    response = _lenient(_ids, attributes.get(semconv.RESPONSE_IDS))
     if prompt is None and response is None:
         return span
     incomplete = False
@@ -277,5 +304,5 @@ def _sequence(span: Span | None) -> tuple[int, ...]:
     return () if span is None else (span.prompt_ids or ()) + (span.response_ids or ())
 
 
-def _ids(text: str | None) -> tuple[int, ...] | None:
-    return None if text is None else tuple(orjson.loads(text))
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(orjson.loads(text))

@@ -19,6 +19,11 @@ CREATE TABLE IF NOT EXISTS destinations (name TEXT PRIMARY KEY, last_error TEXT)
 """
 
 
+def cursor_name(backend: str, place: str | None) -> str:
+    """Name the cursor of a backend: where it is moved to another place, everything is sent there again."""
+    return backend if place is None else f"{backend} at {place}"
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What a destination has received.
@@ -53,7 +58,6 @@ class Cursors:
                     self.close()
         else:
             self._db = sqlite3.connect(path, timeout=_TIMEOUT, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode = WAL")
             self._db.executescript(_SCHEMA)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ import orjson
 
 from ..model import Span, Summary, Trajectory, TrajectoryKey
 from . import journal, otlp
-from .assemble import assemble, decode_span
+from .assemble import assemble, decode_span, unreadable
 
 FILE = "index.sqlite"
-VERSION = 2
+VERSION = 3
 _TRACE_ID = re.compile(rb'"traceId":"([0-9a-f]{32})"')
+_SPAN = b'"spanId":"'
+"""Stands once in each span; inside a text its quotes would be escaped."""
 _TIMEOUT = 30.0
 
 _SCHEMA = """
@@ -29,7 +31,8 @@ CREATE TABLE segments (
     read_to INTEGER NOT NULL, torn INTEGER NOT NULL
 );
 CREATE TABLE lines (
-    trace_id TEXT NOT NULL, segment INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL
+    trace_id TEXT NOT NULL, segment INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
+    spans INTEGER NOT NULL
 );
 CREATE INDEX lines_by_trace ON lines (trace_id);
 CREATE TABLE trajectories (
@@ -154,9 +157,9 @@ class Index:
                 if match is None or not line.endswith(b"]}]}]}\n"):
                     torn += bool(line.strip())
                 else:
-                    places.append((match[1].decode(), number, offset, len(line)))
+                    places.append((match[1].decode(), number, offset, len(line), line.count(_SPAN)))
                 read_to = offset + len(line)
-            self._db.executemany("INSERT INTO lines VALUES (?, ?, ?, ?)", places)
+            self._db.executemany("INSERT INTO lines VALUES (?, ?, ?, ?, ?)", places)
             self._db.execute(
                 "UPDATE segments SET read_to = ?, torn = ? WHERE id = ?", (read_to, torn, number)
             )
@@ -168,7 +171,12 @@ class Index:
         for trace_id in trace_ids:
             spans = self.spans(trace_id)
             if spans:
-                row = _row(assemble(spans, alive=True))
+                # One trace that cannot be understood must not keep anybody from all the others.
+                try:
+                    row = _row(assemble(spans, alive=True))
+                    self._db.execute(f"SELECT {places}", row)
+                except Exception as error:
+                    row = _row(unreadable(spans, error))
                 self._db.execute(f"INSERT OR REPLACE INTO trajectories ({_COLUMNS}) VALUES ({places})", row)
 
     def spans(self, trace_id: str) -> list[Span]:
@@ -220,13 +228,29 @@ class Index:
         ).fetchone()
         return None if row is None else int(row[0])
 
-    def totals(self) -> tuple[int, int, int]:
-        """Count trajectories, spans and torn lines."""
-        trajectories, spans = self._db.execute(
-            "SELECT count(*), coalesce(sum(spans), 0) FROM trajectories"
-        ).fetchone()
-        (torn,) = self._db.execute("SELECT coalesce(sum(torn), 0) FROM segments").fetchone()
-        return trajectories, spans, torn
+    def totals(self) -> tuple[int, int]:
+        """Count trajectories and their spans."""
+        query = "SELECT count(*), coalesce(sum(spans), 0) FROM trajectories"
+        trajectories, spans = self._db.execute(query).fetchone()
+        return trajectories, spans
+
+    def written(self) -> dict[str, int]:
+        """Count the spans that stand in the journal, by writer."""
+        return dict(
+            self._db.execute(
+                "SELECT writer, sum(spans) FROM lines JOIN segments ON segments.id = segment GROUP BY writer"
+            ).fetchall()
+        )
+
+    def torn(self, ended: Container[str]) -> int:
+        """Count the lines that cannot be read, the last ones of writers that have ended among them."""
+        count = 0
+        rows = self._db.execute("SELECT name, writer, read_to, torn FROM segments").fetchall()
+        for name, writer, read_to, torn in rows:
+            path = self._store / journal.FOLDER / name
+            rest = writer in ended and path.exists() and path.stat().st_size > read_to
+            count += torn + rest
+        return count
 
     def sizes(self) -> list[tuple[str, int, bool]]:
         """Give every trace id with its number of spans and whether its root span has ended, oldest first."""

@@ -26,6 +26,14 @@ FOLDER = "journal"
 _SEGMENT = re.compile(r"(?P<writer>.+)\.(?P<number>\d{4,})\.jsonl")
 
 
+class PartlyWritten(OSError):  # noqa: N818 - says what happened
+    """Lines could not be written to the journal; ``lines`` says how many of them were."""
+
+    def __init__(self, error: OSError, lines: int) -> None:
+        super().__init__(error.errno, error.strerror)
+        self.lines = lines
+
+
 class SegmentWriter:
     """Appends lines to a segment of its own, and starts the next one when it is full.
 
@@ -59,22 +67,22 @@ class SegmentWriter:
         """Hand whole lines to the operating system.
 
         Raises:
-            OSError: they could not be written, or not wholly; a torn line is never continued.
+            PartlyWritten: not all of them could be written; a torn line is never continued.
         """
-        if self._size >= self._max_bytes:
-            self._number += 1
-            full, self._file = self._file, self._open()
-            os.close(full)
-            self._size, self._torn = 0, False
-        if self._torn:
-            lines = b"\n" + lines
-        written = 0
+        written = before = 0
         try:
+            if self._size >= self._max_bytes:
+                self._number += 1
+                full, self._file = self._file, self._open()
+                os.close(full)
+                self._size, self._torn = 0, False
+            if self._torn:
+                lines, before = b"\n" + lines, 1
             while written < len(lines):
                 written += os.write(self._file, lines[written:])
-        except OSError:
+        except OSError as error:
             self._torn = self._torn or written > 0
-            raise
+            raise PartlyWritten(error, lines[before:written].count(b"\n")) from error
         finally:
             self._size += written
         self._torn = False
@@ -139,6 +147,15 @@ class Writer:
         return int(self.counters.get("recorded", 0))
 
     @property
+    def written(self) -> int:
+        """Spans that it says it has written."""
+        return int(self.counters.get("written", 0))
+
+    def waiting(self, stored: int) -> int:
+        """Count the spans that it had recorded and not written, given how many the journal has by now."""
+        return max(0, self.recorded - sum(self.dropped.values()) - max(self.written, stored))
+
+    @property
     def dropped(self) -> Mapping[str, int]:
         """Spans that never reached the journal, by reason."""
         return dict(self.counters.get("dropped", {}))
@@ -155,26 +172,28 @@ def segments(store: Path) -> list[Segment]:
 
 
 def writers(store: Path, among: list[Segment] | None = None) -> list[Writer]:
-    """List the writers of a store."""
-    last: dict[str, Segment] = {}
+    """List the writers of a store, also those whose segments are gone."""
+    last: dict[str, Path] = {}
+    for path in sorted((store / FOLDER).glob("*.json")):
+        last[path.stem] = store / FOLDER / f"{path.stem}.0000.jsonl"
     for segment in segments(store) if among is None else among:
-        last[segment.writer] = segment
-    return [_writer(store, segment) for segment in last.values()]
+        last[segment.writer] = segment.path
+    return [_writer(store, name, path) for name, path in last.items()]
 
 
-def _writer(store: Path, segment: Segment) -> Writer:
+def _writer(store: Path, name: str, segment: Path) -> Writer:
     # Whether it lives is asked first: what a dead writer left behind does not change any more.
-    alive = _is_locked(segment.path)
+    alive = _is_locked(segment)
     folder = store / FOLDER
     try:
-        counters = orjson.loads((folder / f"{segment.writer}.json").read_bytes())
+        counters = orjson.loads((folder / f"{name}.json").read_bytes())
     except (OSError, ValueError):
         counters = {}
     try:
-        open_spans = (folder / f"{segment.writer}.open.jsonl").read_bytes()
+        open_spans = (folder / f"{name}.open.jsonl").read_bytes()
     except OSError:
         open_spans = b""
-    return Writer(segment.writer, alive, counters if isinstance(counters, dict) else {}, open_spans)
+    return Writer(name, alive, counters if isinstance(counters, dict) else {}, open_spans)
 
 
 def _is_locked(path: Path) -> bool:

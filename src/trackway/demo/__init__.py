@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import shutil
 import sys
@@ -88,8 +89,8 @@ def run(
         batches = _batches(engine, tokenizer, prompts, group, turns, temperature, steps, validation)
         asyncio.run(_play(console, engine, batches, total=steps * prompts * group + validation))
         _say(console, f"Played in {(time.time_ns() - started) / 1e9:.1f} s.")
-        with console.status("waiting until everything is written and sent"):
-            status = trackway.flush(timeout=60)
+        _say(console, "Waiting until everything is written and sent …")
+        status = trackway.flush(timeout=60)
     finally:
         trackway.shutdown()
 
@@ -108,11 +109,11 @@ def _load(console: Console, samples: int, *, model: bool) -> tuple[Any, Any]:
     from .scripted import ScriptedEngine
 
     if model:
-        with console.status("loading SmolLM2-135M-Instruct; the first time it is fetched and converted"):
-            tokenizer, weights = load_model()
+        _say(console, "Loading SmolLM2-135M-Instruct; the first time it is fetched and converted …")
+        tokenizer, weights = load_model()
         return tokenizer, Engine(weights)
-    with console.status("loading the tokenizer of SmolLM2; the first time it is fetched and converted"):
-        tokenizer = load_tokenizer()
+    _say(console, "Loading the tokenizer of SmolLM2; the first time it is fetched and converted …")
+    tokenizer = load_tokenizer()
     tasks = [task(index) for index in range(samples)]
     return tokenizer, ScriptedEngine(tokenizer, {each.question: each.expression for each in tasks})
 
@@ -161,6 +162,8 @@ async def _play(
         async with engine:
             for name, rollouts in batches:
                 progress.update(bar, description=name)
+                if not console.is_terminal:
+                    _say(console, f"  {name} …")
                 await asyncio.gather(*(_then(each, lambda: progress.advance(bar)) for each in rollouts))
 
 
@@ -170,16 +173,18 @@ async def _then(work: Coroutine[Any, Any, None], done: Callable[[], None]) -> No
 
 
 def _show(console: Console, store: Store, status: StoreStatus, rows: list[Summary]) -> None:
-    from trackway.viewers.terminal import replay, table
+    from trackway.viewers.tables import table
+    from trackway.viewers.terminal import replay
+    from trackway.viewers.text import visible
 
     if not rows:
         _say(console, "Nothing was recorded: a TRACKWAY_* variable leaves every one of these rollouts out.")
         return
-    console.print(table(rows[:ROWS]))
+    console.print(table(rows[:ROWS], more=len(rows) > ROWS))
     if len(rows) > ROWS:
         _say(console, f"… and {len(rows) - ROWS:,} more")
     failure, why = _failure(store, rows)
-    command, where = _command(), shlex.quote(_near(store.path))
+    command, where = _command(), _where(store.path)
     _say(console, f"\n{why}:\n")
     console.print(replay(failure, max_chars=500))
     _say(
@@ -188,16 +193,19 @@ def _show(console: Console, store: Store, status: StoreStatus, rows: list[Summar
         f"{status.exported:,} exported, {status.pending:,} pending, {status.dropped:,} dropped.",
     )
     if status.pending:
-        _say(console, f"What is pending will follow by itself; see: {command} status --store {where}")
+        for name, destination in status.destinations.items():
+            if destination.last_error:
+                _say(console, f"{name} did not take everything yet: {visible(destination.last_error)}")
+        _say(console, f"What is pending will follow by itself; see: {command} status{where}")
     mlflow = find_spec("mlflow") is not None
     if not mlflow:
         _say(
             console, "MLflow is not installed, so they are in the store only: pip install 'trackway[mlflow]'"
         )
     console.print("\nTry these:\n", style="bold")
-    _say(console, f"  {command} ls --step 1 --max-reward 0.5 --store {where}")
-    _say(console, f"  {command} show {failure.name} --store {where}")
-    _say(console, f"  {command} {'ui' if mlflow else 'status'} --store {where}")
+    _say(console, f"  {command} ls --step 1 --max-reward 0.5{where}")
+    _say(console, f"  {command} show {failure.name}{where}")
+    _say(console, f"  {command} {'ui' if mlflow else 'status'}{where}")
 
 
 def _failure(store: Store, rows: list[Summary]) -> tuple[Trajectory, str]:
@@ -217,6 +225,12 @@ def _command() -> str:
     if not script.exists() or (found and Path(found).samefile(script)):
         return "trackway"
     return shlex.quote(_near(script))
+
+
+def _where(store: Path) -> str:
+    """Name the store as an option, unless the commands find it by themselves."""
+    found = Path(os.environ.get("TRACKWAY_STORE") or "trackway-store").absolute()
+    return "" if found == store.absolute() else f" --store {shlex.quote(_near(store))}"
 
 
 def _near(path: Path) -> str:
