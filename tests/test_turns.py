@@ -371,3 +371,36 @@ def test_the_result_of_an_engine_with_several_outputs_shows_the_first() -> None:
         found = recorded.trajectory()
     assert (found.turns[-1].text, found.turns[-1].finish_reason) == ("hello", "length")
     assert found.turns[-1].token_ids == (4, 5)
+
+
+def test_agents_that_run_at_the_same_time_keep_their_own_tool_calls() -> None:
+    import asyncio
+
+    @tool_trace
+    async def work(name: str) -> str:
+        return name
+
+    @llm_trace
+    async def think(name: str) -> str:
+        return f"{name} thinks"
+
+    @rollout_trace
+    async def agent(name: str, mine: asyncio.Event, other: asyncio.Event) -> None:
+        await think(name)
+        mine.set()
+        await other.wait()  # both have thought before either works
+        await work(name)
+
+    async def both() -> None:
+        events = asyncio.Event(), asyncio.Event()
+        with trajectory(step=1, sample_index=1):
+            await asyncio.gather(agent("a", *events), agent("b", *reversed(events)))
+
+    with recording() as recorded:
+        asyncio.run(both())
+        found = recorded.trajectory()
+    answers = [turn for turn in found.turns if turn.role == "assistant"]
+    assert [(turn.text, turn.tool_calls[0].result) for turn in answers] == [
+        ("a thinks", "a"),
+        ("b thinks", "b"),
+    ]

@@ -51,6 +51,8 @@ def main() -> None:
     try:
         app(prog_name="trackway")
     except Exception as error:
+        import sqlite3
+
         from trackway.trace.config import ConfigError
         from trackway.trace.store import StoreError
 
@@ -58,6 +60,8 @@ def main() -> None:
             _fail(str(error), 2)
         if isinstance(error, StoreError):
             _fail(str(error.args[0]) if error.args else str(error))
+        if isinstance(error, sqlite3.Error):
+            _fail(f"the store's index cannot be used: {error}. It may be deleted; it is made again")
         if isinstance(error, OSError):
             _leave_stdout()
             _fail(str(error))

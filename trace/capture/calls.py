@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MAX_ITEMS = 1_000
 """Items of a generator that are kept, the last one among them; all are counted."""
-_SHOWN = (str, int, float, list, tuple, dict)
 _MAX_PARTS = 8  # of a tuple or list that may each hold token sequences
 
 
@@ -58,7 +57,7 @@ class Target:
             qualified = type(function).__qualname__
         own = qualified.rpartition("<locals>.")[2]
         # A tool is called by its bare name, whatever class it is a method of.
-        self.name = name or (own.rpartition(".")[2] if kind == "tool" else own)
+        self.name = snapshot.text(name) if name else own.rpartition(".")[2] if kind == "tool" else own
         if inspect.ismethod(function):
             self.owner = function.__self__
         else:
@@ -142,7 +141,7 @@ class Call(Scope):
         try:
             self._owner, arguments = target.arguments(args, kwargs)
             self.prompt, rest = split_tokens(arguments, recorder.token_fields)
-            self.inputs = recorder.snapshot(rest) if rest else None
+            self.inputs = self.copy(rest) if rest else None
         except Exception as error:
             self._lose("arguments", error)
 
@@ -176,7 +175,7 @@ class Call(Scope):
         try:
             tokens, rest = tokens_of(result, self.recorder.token_fields)
             self.response = tokens or self.response
-            self.output = self.recorder.snapshot(rest)
+            self.output = self.copy(rest)
         except Exception as error:
             self._lose("result", error)
 
@@ -191,7 +190,7 @@ class Call(Scope):
                 self._items = []
             if len(self._items) == MAX_ITEMS:
                 self._items.pop()
-            self._items.append(self.recorder.snapshot(rest))
+            self._items.append(self.copy(rest))
         except Exception as error:
             self._lose("items", error)
 
@@ -234,18 +233,25 @@ def tokens_of(value: Any, names: Mapping[str, str], depth: int = 2) -> tuple[Tok
     if kind is str or value is None or kind is int or kind is float or kind is bool:
         return None, value
     if kind is tuple or kind is list:
-        for place, part in enumerate(value if depth and len(value) <= _MAX_PARTS else ()):
-            tokens, rest = tokens_of(part, names, depth - 1)
+        if not depth or len(value) > _MAX_PARTS:
+            return None, value
+        found: Tokens = {}
+        parts = list(value)
+        for place, part in enumerate(value):
+            tokens, parts[place] = tokens_of(part, names, depth - 1)
             if tokens:
-                return tokens, [*value[:place], rest, *value[place + 1 :]]
-        return None, value
+                if not found.keys().isdisjoint(tokens):
+                    return None, value  # a batch, of which no one is the turn's: the writer sorts it out
+                found.update(tokens)
+        return (found, parts) if found else (None, value)
     fields = snapshot.fields(value)
     if not fields or names.keys().isdisjoint(fields):
         return None, value
     tokens, rest = split_tokens(fields, names)
     if tokens and not snapshot.is_record(value) and kind is not dict:
-        # An object whose class declares no fields is shown by the plain values beside its tokens.
-        rest = {name: item for name, item in rest.items() if issubclass(type(item), _SHOWN)}
+        # Of an object whose class declares no fields only what is plainly data is shown.
+        public = snapshot.shown(value, names) or {}
+        rest = {name: item for name, item in rest.items() if name in public}
     return (tokens, rest) if tokens else (None, value)
 
 

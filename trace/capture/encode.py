@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import traceback
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -20,7 +20,7 @@ from ..store import otlp
 from . import snapshot
 from .payload import PayloadFormat
 from .scope import Failure, Reward, Scope
-from .streams import StreamTokens, Tokens
+from .streams import Found, StreamTokens, Tokens
 
 if TYPE_CHECKING:
     from ..config import TraceConfig
@@ -58,7 +58,11 @@ class SpanEncoder:
 
         A part that cannot be encoded is left out and named in ``trackway.notes``; the rest is kept.
         """
-        encoded = self._encode(scope, self._payloads)
+        try:
+            encoded = self._encode(scope, self._payloads)
+        except Exception as error:
+            scope.recorder.trouble("could not encode a span, of which little is kept", error)
+            return self._least(scope, error)
         rollout = scope.rollout
         whole = scope.parent is None and scope.kind in ("trajectory", "rollout") and scope.status == "ok"
         if whole and not rollout.generates and not rollout.sequence:
@@ -95,9 +99,34 @@ class SpanEncoder:
         except TypeError:  # an odd text that other instrumentation, or a caller, put into a name
             return cast(bytes, snapshot.take(span, self._config.max_array_items))
 
-    def _span(self, scope: Scope, attributes: dict[str, Any]) -> dict[str, Any]:
+    def _least(self, scope: Scope, error: Exception) -> bytes:
+        """Encode that a scope was there and how it ended: without it a rollout would seem to run for ever."""
+        why = f"everything else lost: {type(error).__name__}: {snapshot.message(error)}"
+        attributes = {
+            semconv.KIND: scope.kind,
+            **scope.rollout.tags,
+            semconv.STATUS: scope.status,
+            semconv.NOTES: [snapshot.clean(why)],
+        }
+        code = {"ok": otlp.OK, "error": otlp.ERROR}.get(scope.status, otlp.UNSET)
+        return orjson.dumps({**self._place(scope, attributes), "status": {"code": code}})
+
+    def _place(self, scope: Scope, attributes: Mapping[str, Any]) -> dict[str, Any]:
         span: Any = scope.span
         context = span.get_span_context()
+        return {
+            "traceId": f"{context.trace_id:032x}",
+            "spanId": f"{context.span_id:016x}",
+            "parentSpanId": "" if span.parent is None else f"{span.parent.span_id:016x}",
+            "name": snapshot.text(span.name),
+            "kind": 1,
+            "startTimeUnixNano": str(span.start_time),
+            "endTimeUnixNano": str(span.end_time or 0),
+            "attributes": otlp.encode_attributes(attributes),
+        }
+
+    def _span(self, scope: Scope, attributes: dict[str, Any]) -> dict[str, Any]:
+        span: Any = scope.span
         code = otlp.UNSET
         description = ""
         events = [_event(event.name, event.timestamp, dict(event.attributes or {})) for event in span.events]
@@ -113,46 +142,40 @@ class SpanEncoder:
         # What other instrumentation put on the span stays, but cannot replace what we know.
         others = dict(span.attributes or {})
         attributes = {**{key: self._payload.attribute(key, others[key]) for key in others}, **attributes}
-        encoded = {
-            "traceId": f"{context.trace_id:032x}",
-            "spanId": f"{context.span_id:016x}",
-            "parentSpanId": "" if span.parent is None else f"{span.parent.span_id:016x}",
-            "name": snapshot.clean(span.name),
-            "kind": 1,
-            "startTimeUnixNano": str(span.start_time),
-            "endTimeUnixNano": str(span.end_time or 0),
-            "attributes": otlp.encode_attributes(attributes),
-            "status": {"code": code, "message": description} if description else {"code": code},
-        }
+        encoded = self._place(scope, attributes)
+        encoded["status"] = {"code": code, "message": description} if description else {"code": code}
         if events:
             encoded["events"] = events
         return encoded
 
     def _identity(self, scope: Scope, attributes: dict[str, Any]) -> None:
         attributes[semconv.OPERATION] = _OPERATIONS.get(scope.kind, scope.kind)
-        name = snapshot.clean(scope.span.name)  # type: ignore[attr-defined]
+        name = snapshot.text(scope.span.name)  # type: ignore[attr-defined]
         if scope.kind == "tool":
             attributes[semconv.TOOL_NAME] = name
         elif scope.kind in ("rollout", "trajectory"):
             attributes[semconv.AGENT_NAME] = name
 
     def _arguments(self, scope: Scope, attributes: dict[str, Any]) -> Tokens:
-        tokens = dict(scope.prompt or {})
+        found = Found(scope.prompt)
         if scope.inputs is not None:
             name = semconv.TOOL_ARGUMENTS if scope.kind == "tool" else semconv.INPUT
-            attributes[name] = self._payload.json(scope.inputs, tokens)
-        return tokens
+            attributes[name] = self._payload.json(scope.inputs, found)
+            _note_several(found, "arguments", attributes)
+        return found.tokens
 
     def _payloads(self, scope: Scope, attributes: dict[str, Any]) -> None:
         given = self._arguments(scope, attributes)
-        made = dict(scope.response or {})
+        found = Found(scope.response)
+        made = found.tokens
         name = semconv.TOOL_RESULT if scope.kind == "tool" else semconv.OUTPUT
         if scope.items is not None:
-            attributes[name] = self._items(scope, made)
+            attributes[name] = self._items(scope, found)
         elif isinstance(scope.output, str) and scope.kind == "tool":
             attributes[name] = self._payload.text(scope.output)
         elif scope.output is not None:
-            attributes[name] = self._payload.json(scope.output, made)
+            attributes[name] = self._payload.json(scope.output, found)
+        _note_several(found, "result", attributes)
         for what in given.keys() & made.keys():
             if given[what] != made[what]:
                 note = f"{what} ids of the result are kept, and not the others in the arguments"
@@ -162,17 +185,18 @@ class SpanEncoder:
         if scope.kind == "llm" and semconv.INPUT_TOKENS not in attributes:
             attributes.update(_reported_usage(scope.output))
 
-    def _items(self, scope: Scope, made: Tokens) -> str:
+    def _items(self, scope: Scope, made: Found) -> str:
         """Give the items of a generator as JSON; ``made`` receives the token sequences inside of them."""
         items: list[Any] = []
         stream = StreamTokens()
         for item in scope.items or ():
-            found = dict(made)
+            found = Found(made.tokens)
             items.append(self._payload.value(item, found))
-            stream.add({what: part for what, part in found.items() if what not in made})
+            stream.add({what: part for what, part in found.tokens.items() if what not in made.tokens})
+            made.several |= found.several
         if scope.output is not None:
             items.append(self._payload.value(scope.output, made))
-        made.update(stream.whole())
+        made.tokens.update(stream.whole())
         return orjson.dumps(items).decode()
 
     def _tokens(self, scope: Scope, tokens: Tokens, attributes: dict[str, Any]) -> None:
@@ -219,7 +243,12 @@ class SpanEncoder:
             if scope.kind == "llm":
                 attributes[semconv.OUTPUT_TOKENS] = len(response)
         if (mask := tokens.get("mask")) is not None:
-            runs = [(int(bit), len(list(run))) for bit, run in groupby(mask)]
+            bits, odd = _bits(mask)
+            if odd:
+                attributes[semconv.NOTES].append(
+                    f"{odd} of {len(mask)} values of the mask are neither 0 nor 1: those above 0 are kept as 1"
+                )
+            runs = [(bit, len(list(run))) for bit, run in groupby(bits)]
             attributes[semconv.RESPONSE_MASK] = orjson.dumps(runs).decode()
             if response is not None and decoder is not None and len(runs) > 1 and not rollout.sequence:
                 attributes[semconv.RESPONSE_TEXTS] = self._texts(response, runs, decoder)
@@ -300,16 +329,15 @@ class SpanEncoder:
                 field: self._payload.text(value) if isinstance(value, str) else value,
             }
             if explanation is not None:
-                facts[semconv.EVALUATION_EXPLANATION] = self._payload.text(str(explanation))
+                facts[semconv.EVALUATION_EXPLANATION] = self._payload.text(explanation)
             events.append(_event(semconv.EVALUATION_EVENT, time_ns, facts))
         return events
 
     def _exception(self, failure: Failure) -> dict[str, Any]:
-        lines = traceback.format_list(failure.frames)
         return {
             semconv.EXCEPTION_TYPE: failure.type,
             semconv.EXCEPTION_MESSAGE: self._payload.text(failure.message),
-            semconv.EXCEPTION_STACKTRACE: self._payload.text("".join(lines)),
+            semconv.EXCEPTION_STACKTRACE: self._payload.text(failure.stacktrace()),
         }
 
 
@@ -339,11 +367,46 @@ def _event(name: str, time_ns: int | None, attributes: Mapping[str, Any]) -> dic
 def _integers(ids: tuple[Any, ...]) -> tuple[int, ...]:
     if set(map(type, ids)) <= {int}:
         return ids
+    ids = snapshot.numbers(ids)
     # Ids that came as 15.0 are integers; anything else is kept as it is, and shown as such.
     return tuple(
         int(item) if isinstance(item, bool) or (isinstance(item, float) and item.is_integer()) else item
         for item in ids
     )
+
+
+def _bits(mask: tuple[Any, ...]) -> tuple[tuple[int, ...], int]:
+    """Give a mask as integers, and how many of its values were none."""
+    if set(map(type, mask)) <= {int, bool}:
+        return mask, 0
+    bits: list[int] = []
+    odd = 0
+    for item in snapshot.numbers(mask):
+        number = _float(item)
+        if number.is_integer():
+            bits.append(int(number))
+        else:
+            odd += 1
+            bits.append(1 if number > 0 else 0)
+    return tuple(bits), odd
+
+
+def _float(item: Any) -> float:
+    if not isinstance(item, (int, float)):
+        return math.nan
+    try:
+        return float(item)
+    except OverflowError:
+        return math.nan
+
+
+def _note_several(found: Found, where: str, attributes: dict[str, Any]) -> None:
+    for what in sorted(found.several & {"prompt", "response"}):
+        attributes[semconv.NOTES].append(
+            f"the {where} hold the ids of more than one {what}: all are kept there, and none as the turn's"
+            if where == "arguments"
+            else f"the {where} holds the ids of more than one {what}: all are kept there, and none as the turn's"
+        )
 
 
 def _ids_json(ids: tuple[Any, ...]) -> str:
@@ -373,8 +436,9 @@ def pack_floats(values: tuple[Any, ...]) -> bytes:
     """Pack numbers as little-endian float32; what is not a number becomes NaN."""
     try:
         packed = array("f", values)
-    except TypeError:
-        packed = array("f", [item if isinstance(item, (int, float)) else float("nan") for item in values])
+    except (TypeError, OverflowError, ValueError):
+        plain = snapshot.numbers(values)
+        packed = array("f", [_float(item) for item in plain])
     if byteorder == "big":
         packed.byteswap()
     return packed.tobytes()

@@ -12,6 +12,7 @@ from trackway.decoders import cut_text
 from . import snapshot
 from .redact import MASK, Redactor
 from .snapshot import Snapshot
+from .streams import Found
 
 if TYPE_CHECKING:
     from ..config import TraceConfig
@@ -34,20 +35,23 @@ class PayloadFormat:
         self._redactor = Redactor(config.redact)
         self._field_marks = [f'"{name}"'.encode() for name in token_fields]
 
-    def value(self, value: Snapshot, found: dict[str, tuple[Any, ...]] | None = None) -> Any:
-        """Give a snapshot as plain values, ready for ``orjson.dumps``; ``found`` receives token sequences."""
+    def value(self, value: Snapshot, found: Found | None = None) -> Any:
+        """Give a snapshot as plain values, ready for ``orjson.dumps``.
+
+        ``found`` receives the token sequences; without it they stay where they are, whole.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, bytes):
             if not self._needs_care(value):
                 return orjson.Fragment(value)
-            return self._walk(orjson.loads(value), found if found is not None else {})
+            return self._walk(orjson.loads(value), found)
         if type(value) is int and not -(2**63) <= value < 2**64:
             return str(value)  # more than JSON's readers take
         return value
 
-    def json(self, value: Snapshot, found: dict[str, tuple[Any, ...]] | None = None) -> str:
-        """Give a snapshot as JSON text."""
+    def json(self, value: Snapshot, found: Found | None = None) -> str:
+        """Give a snapshot as JSON text; see ``value``."""
         if isinstance(value, bytes) and not self._needs_care(value):
             return value.decode()
         return orjson.dumps(self.value(value, found)).decode()
@@ -76,28 +80,66 @@ class PayloadFormat:
             self._redactor.suspects(data)
             or b"\\u0000" in data
             or (self._max_text is not None and len(data) > self._max_text)
-            or len(data) > 2 * self._max_items
+            or (len(data) > 2 * self._max_items and data.count(b",") >= self._max_items)
             or (b";base64," in data and len(data) >= snapshot.MAX_DATA_URL)
             or any(mark in data for mark in self._field_marks)
         )
 
-    def _walk(self, value: Any, found: dict[str, tuple[Any, ...]]) -> Any:
+    def _walk(self, value: Any, found: Found | None, kept: frozenset[str] = frozenset()) -> Any:
+        """Make a value as it is stored; sequences of what is in ``kept`` stay in it."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
             if len(value) > self._max_items and all(isinstance(item, (int, float)) for item in value):
                 return {"length": len(value), "first": value[:_EDGE], "last": value[-_EDGE:]}
-            return [self._walk(item, found) for item in value]
+            if found is not None and len(value) > 1:
+                kept |= self._several(value, found, kept)
+            return [self._walk(item, found, kept) for item in value]
         if isinstance(value, dict):
             plain: dict[str, Any] = {}
             for name, item in value.items():
                 name = snapshot.clean(name)
                 what = self._fields.get(name)
-                if what is not None and what not in found and isinstance(item, list):
+                if what is not None and isinstance(item, list):
                     tokens = snapshot.sequence(item)
-                    if tokens is not None:
-                        found[what] = tokens
+                    if tokens is not None and found is not None and what not in kept | found.tokens.keys():
+                        found.tokens[what] = tokens
                         continue
-                plain[name] = MASK if self._redactor.is_secret_name(name, item) else self._walk(item, found)
+                    rows = snapshot.is_rows(item)
+                    if tokens is not None or rows:
+                        plain[name] = item  # whole, however long
+                        if rows and found is not None:
+                            found.several.add(what)
+                        continue
+                plain[name] = (
+                    MASK if self._redactor.is_secret_name(name, item) else self._walk(item, found, kept)
+                )
             return plain
         return value
+
+    def _several(self, items: list[Any], found: Found, kept: frozenset[str]) -> frozenset[str]:
+        """Give what more than one item of a list has a sequence of."""
+        counts: dict[str, int] = {}
+        for item in items:
+            for what in self._held(item):
+                counts[what] = counts.get(what, 0) + 1
+        several = {what for what, count in counts.items() if count > 1} - kept - found.tokens.keys()
+        found.several |= several
+        if "response" in several:
+            several |= {"mask", "logprobs"}  # they belong to it
+        return frozenset(several)
+
+    def _held(self, value: Any) -> set[str]:
+        held: set[str] = set()
+        if isinstance(value, (list, dict)):
+            parts = value
+            if isinstance(value, dict):
+                parts = list(value.values())
+                for name, item in value.items():
+                    what = self._fields.get(name)
+                    if what is not None and isinstance(item, list) and snapshot.sequence(item) is not None:
+                        held.add(what)
+            for part in parts:
+                if isinstance(part, (list, dict)):
+                    held |= self._held(part)
+        return held

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..model import TrajectoryKey
 from . import runtime
 from .scope import Elsewhere, NotSampled, Rollout, Scope, current
-from .snapshot import clean
+from .snapshot import clean, text
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -22,22 +22,22 @@ class trajectory:  # noqa: N801 - used as a statement: `with trajectory(...)`
     The block is a root of its own, whatever it runs inside of. It is a plain context manager, for sync
     and async code alike.
 
+    It never raises: a value that cannot be read as described here is left out of the name, which is said
+    once as a warning and noted on the root span.
+
     Args:
-        step: the trainer's global step.
-        sample_index: id of the prompt in the data set; int or str, kept as it is.
+        step: the trainer's global step, an integer of 64 bits.
+        sample_index: id of the prompt in the data set; int or str, kept as it is, anything else as text.
         rollout_n: number of the rollout among those of the same prompt and step.
-        validate: whether this is a validation rollout.
-        policy_version: version of the weights that generate it.
+        validate: whether this is a validation rollout; also 0 or 1, ``"true"`` or ``"false"``.
+        policy_version: version of the weights that generate it; int or str, another number as text.
         attempt: number of the retry, where the caller counts them.
         experiment: experiment to file it under; by default the configured one.
         run_id: MLflow run to link it to; by default the configured one, else the active one.
         name: name of the trace's root span.
-
-    Raises:
-        TypeError: ``step``, ``rollout_n``, ``attempt`` or ``policy_version`` is not an integer.
     """
 
-    __slots__ = ("_key", "_scope", "_settings")
+    __slots__ = ("_key", "_notes", "_scopes", "_settings")
 
     def __init__(
         self,
@@ -52,16 +52,19 @@ class trajectory:  # noqa: N801 - used as a statement: `with trajectory(...)`
         run_id: str | None = None,
         name: str = "trajectory",
     ) -> None:
+        notes: list[str] = []
         self._key = TrajectoryKey(
-            step=None if step is None else _integer("step", step),
-            sample_index=_sample(sample_index),
-            rollout_n=_integer("rollout_n", rollout_n),
-            validate=bool(validate),
-            attempt=_integer("attempt", attempt),
+            step=None if step is None else _whole("step", step, notes),
+            sample_index=_sample(sample_index, notes),
+            rollout_n=0 if rollout_n is None else _whole("rollout_n", rollout_n, notes) or 0,
+            validate=_flag(validate, notes),
+            attempt=0 if attempt is None else _whole("attempt", attempt, notes) or 0,
         )
-        version = None if policy_version is None else _version(policy_version)
-        self._settings = (version, experiment, run_id, name)
-        self._scope: Scope | NotSampled | None = None
+        version = None if policy_version is None else _version(policy_version, notes)
+        self._settings = (version, _text(experiment), _text(run_id), _text(name) or "trajectory")
+        self._notes = tuple(notes)
+        # More than one when the same object is entered again before it is left.
+        self._scopes: list[Scope | NotSampled | None] = []
 
     def __enter__(self) -> Rollout:
         policy_version, experiment, run_id, name = self._settings
@@ -71,6 +74,7 @@ class trajectory:  # noqa: N801 - used as a statement: `with trajectory(...)`
                 return self._open(recorder, policy_version, experiment, run_id, name)
             except Exception as error:
                 recorder.trouble("could not open a trajectory", error)
+        self._scopes.append(None)
         rollout = Rollout(self._key, policy_version, "", "", None)
         rollout.sampled = False
         return rollout
@@ -88,12 +92,15 @@ class trajectory:  # noqa: N801 - used as a statement: `with trajectory(...)`
         if recorder.sampled(self._key):
             scope = Scope(recorder, rollout, None, name, "trajectory")
             rollout.trace_id = f"{scope.span.get_span_context().trace_id:032x}"
+            for note in self._notes:
+                recorder.warn_once(note.partition("=")[0], f"trajectory(...) was given {note}")
+                scope.note(note)
             recorder.opened(scope)
         else:
             rollout.sampled = False
             scope = NotSampled()
         scope.enter()
-        self._scope = scope
+        self._scopes.append(scope)
         return rollout
 
     def __exit__(
@@ -102,9 +109,14 @@ class trajectory:  # noqa: N801 - used as a statement: `with trajectory(...)`
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> Literal[False]:
-        scope = self._scope
+        scopes = self._scopes
+        if not scopes:
+            return False
+        # Tasks that share one object leave it in any order.
+        inside = current()
+        place = next((index for index, item in enumerate(scopes) if item is not None and item is inside), -1)
+        scope = scopes.pop(place)
         if scope is not None:
-            self._scope = None
             scope.leave()
             if isinstance(scope, Scope):
                 scope.recorder.guard(scope.close, error)
@@ -123,10 +135,10 @@ def reward(name: str, value: Any, *, explanation: str | None = None) -> None:
     if scope is None:
         return
     try:
-        given = (str(name), _score(value), explanation, time.time_ns())
+        given = (_text(name) or "", _score(value), _text(explanation), time.time_ns())
     except Exception as error:
         kind = type(value).__name__
-        _trouble(f"reward {name!r} is neither a number nor a text: {kind}", error)
+        _trouble(f"reward {_text(name)!r} is neither a number nor a text: {kind}", error)
         return
 
     def keep(place: Scope) -> None:
@@ -148,17 +160,21 @@ def annotate(**facts: Any) -> None:
     if scope is None:
         return
     if "policy_version" in facts:
-        try:
-            scope.rollout.policy_version = _version(facts.pop("policy_version"))
-        except TypeError as error:
-            _trouble("annotate() was given a version that is none", error)
+        notes: list[str] = []
+        version = _version(facts.pop("policy_version"), notes)
+        if version is not None:
+            scope.rollout.policy_version = version
+        for note in notes:
+            _trouble(f"annotate() was given a version that is none: {note}")
+            if isinstance(scope, Scope):
+                scope.outermost().note(note)
     if facts:
 
         def keep(place: Scope) -> None:
             if place.annotations is None:
                 place.annotations = {}
             for name, value in facts.items():
-                place.annotations[name] = place.recorder.snapshot(value)
+                place.annotations[name] = place.copy(value)
 
         _tell("annotate", scope, keep)
 
@@ -202,26 +218,78 @@ def _score(value: Any) -> float | str:
     return float(item() if callable(item) else value)
 
 
-def _integer(name: str, value: Any) -> int:
+def _text(value: Any) -> str | None:
+    return None if value is None else text(value)
+
+
+def _integer(value: Any) -> int | None:
+    """Give the integer that a value is, None when it is none or takes more than 64 bits."""
     try:
-        number = int(value)
-        if number == value:
-            return number
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise TypeError(f"{name}={value!r} is not an integer")
+        if isinstance(value, str):
+            number = int(value)
+        else:
+            number = int(value)
+            if number != value:
+                return None
+    except Exception:
+        return None
+    return number if -(2**63) <= number < 2**63 else None
 
 
-def _sample(value: Any) -> int | str | None:
+def _whole(name: str, value: Any, notes: list[str]) -> int | None:
+    number = _integer(value)
+    if number is None:
+        notes.append(
+            f"{name}={_shown(value)}, which is not an integer of 64 bits, and is recorded without it"
+        )
+    return number
+
+
+def _flag(value: Any, notes: list[str]) -> bool:
+    if isinstance(value, str):
+        known = {"true": True, "false": False, "1": True, "0": False}.get(value.strip().lower())
+    else:
+        known = {0: False, 1: True}.get(_integer(value))  # type: ignore[arg-type]
+    if known is not None or value is None:
+        return bool(known)
+    try:
+        taken = bool(value)
+    except Exception:
+        taken = False
+    notes.append(f"validate={_shown(value)}, which is neither true nor false, and is taken for {taken}")
+    return taken
+
+
+def _sample(value: Any, notes: list[str]) -> int | str | None:
     if value is None:
         return None
-    if not isinstance(value, str):
-        try:
-            return _integer("sample_index", value)
-        except TypeError:
-            value = str(value)
-    return clean(value)
+    if isinstance(value, str):
+        return text(value)
+    number = _integer(value)
+    if number is not None:
+        return number
+    try:
+        return clean(str(value))
+    except Exception:
+        notes.append(f"sample_index={_shown(value)}, which has no text, and is recorded as its type")
+        return text(value)
 
 
-def _version(value: Any) -> int | str:
-    return clean(value) if isinstance(value, str) else _integer("policy_version", value)
+def _version(value: Any, notes: list[str]) -> int | str | None:
+    if isinstance(value, str):
+        return text(value)
+    number = _integer(value)
+    if number is not None:
+        return number
+    said = f"policy_version={_shown(value)}, which is neither an integer of 64 bits nor a text"
+    if isinstance(value, (int, float)):
+        notes.append(f"{said}, and is recorded as text")
+        return str(value)
+    notes.append(f"{said}, and is recorded without it")
+    return None
+
+
+def _shown(value: Any) -> str:
+    said = text(value)
+    said = f"{said[:80]}…" if len(said) > 80 else said
+    return repr(said) if isinstance(value, str) else said

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
@@ -13,7 +16,7 @@ from opentelemetry import trace as otel_trace
 
 from .. import semconv
 from ..model import Kind, Status, TrajectoryKey
-from .snapshot import Snapshot, message
+from .snapshot import Snapshot, message, take
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -25,7 +28,9 @@ Reward = tuple[str, "float | str", "str | None", int]
 """Name, value, explanation, and when it was given in nanoseconds."""
 
 NO_PARENT = otel_context.Context()
-_MAX_FRAMES = 30
+_OUTER_FRAMES, _INNER_FRAMES = 10, 20
+"""Frames kept of a traceback: of a deep one those that began it and those that raised."""
+_MAX_CAUSES = 5
 
 
 class Rollout:
@@ -97,18 +102,65 @@ def _tags(key: TrajectoryKey) -> dict[str, Any]:
 class Failure:
     """What is kept of an exception: no frame and no local variable stays alive through it."""
 
-    __slots__ = ("frames", "message", "type")
+    __slots__ = ("_causes", "_inner", "_left_out", "_outer", "message", "type")
 
     def __init__(self, error: BaseException) -> None:
-        kind = type(error)
-        self.type = (
-            kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        )
+        self.type = _type_name(error)
         self.message = message(error)
-        # Source lines are looked up by the writer, off this thread.
-        self.frames = traceback.StackSummary.extract(
-            traceback.walk_tb(error.__traceback__), limit=_MAX_FRAMES, lookup_lines=False
-        )
+        outer: list[tuple[FrameType, int]] = []
+        inner: deque[tuple[FrameType, int]] = deque(maxlen=_INNER_FRAMES)
+        self._left_out = -_INNER_FRAMES
+        for frame in traceback.walk_tb(error.__traceback__):
+            if len(outer) < _OUTER_FRAMES:
+                outer.append(frame)
+            else:
+                inner.append(frame)
+                self._left_out += 1
+        self._outer = _summary(outer)
+        self._inner = _summary(inner)
+        self._causes = _causes(error)
+
+    def stacktrace(self) -> str:
+        """Give the frames as Python does, innermost last, and after them what led to the exception."""
+        lines = self._outer.format()
+        if self._left_out > 0:
+            lines.append(f"  … {self._left_out} frames left out …\n")
+        lines += self._inner.format()
+        for how, kind, said, frame in self._causes:
+            place = f", at {frame.filename}:{frame.lineno} in {frame.name}" if frame else ""
+            lines.append(f"{how} {kind}: {said}{place}\n")
+        return "".join(lines)
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _summary(frames: Iterable[tuple[FrameType, int]]) -> traceback.StackSummary:
+    # Source lines are looked up by the writer, off the caller's thread.
+    return traceback.StackSummary.extract(frames, lookup_lines=False)
+
+
+_Cause = tuple[str, str, str, "traceback.FrameSummary | None"]
+"""How it led to an exception, its type, its message, where it was raised."""
+
+
+def _causes(error: BaseException) -> list[_Cause]:
+    causes: list[_Cause] = []
+    seen = {id(error)}
+    with suppress(Exception):
+        while len(causes) < _MAX_CAUSES:
+            how, next_one = "caused by", error.__cause__
+            if next_one is None and not error.__suppress_context__:
+                how, next_one = "raised while handling", error.__context__
+            if next_one is None or id(next_one) in seen:
+                break
+            error = next_one
+            seen.add(id(error))
+            place = deque(traceback.walk_tb(error.__traceback__), maxlen=1)
+            causes.append((how, _type_name(error), message(error), next(iter(_summary(place)), None)))
+    return causes
 
 
 class Scope:
@@ -120,6 +172,7 @@ class Scope:
 
     __slots__ = (
         "_before",
+        "_left",
         "_otel_before",
         "annotations",
         "context",
@@ -158,6 +211,8 @@ class Scope:
         self.failure: Failure | None = None
         self.extra: dict[str, Any] | None = None
         self.tokenizer: Any = None
+        # Whether it was left while something else was current, which must not come back to it.
+        self._left = False
         # What is said of the rollout stays with the outermost span.
         outermost = parent is None or type(parent) is Elsewhere
         self.rewards: list[Reward] | None = [] if outermost else None
@@ -168,6 +223,7 @@ class Scope:
         self.context: Context = otel_trace.set_span_in_context(self.span)
 
     def enter(self) -> None:
+        self._left = False
         self._before = _current.get()
         _current.set(self)
         self._otel_before = otel_context.get_current()
@@ -175,10 +231,17 @@ class Scope:
 
     def leave(self) -> None:
         # Not by token: a generator or a block may be closed in another task, whose own state must stay.
+        before, otel_before = self._before, self._otel_before
+        while isinstance(before, (Scope, NotSampled)) and before._left:
+            if isinstance(before, Scope) and otel_before is before.context:
+                otel_before = before._otel_before
+            before = before._before
         if _current.get() is self:
-            _current.set(self._before)
+            _current.set(before)
+        else:
+            self._left = True
         if otel_context.get_current() is self.context:
-            otel_context.attach(self._otel_before)
+            otel_context.attach(otel_before)
 
     def close(self, error: BaseException | None = None) -> None:
         if error is None:
@@ -190,6 +253,10 @@ class Scope:
             self.add(semconv.POLICY_VERSION_END, self.rollout.policy_version)
         self.span.end()
         self.recorder.record(self)
+
+    def copy(self, value: Any) -> Snapshot:
+        """Copy a value; see ``snapshot.take``."""
+        return take(value, self.recorder.config.max_array_items, self.recorder.token_fields)
 
     def add(self, name: str, value: Any) -> None:
         """Put one more attribute on the span."""
@@ -224,15 +291,24 @@ class Elsewhere:
 class NotSampled:
     """Stands where a call's scope would, inside a rollout that is not recorded."""
 
-    __slots__ = ("_before",)
+    __slots__ = ("_before", "_left")
+
+    def __init__(self) -> None:
+        self._left = False
 
     def enter(self) -> None:
+        self._left = False
         self._before = _current.get()
         _current.set(self)
 
     def leave(self) -> None:
+        before = self._before
+        while isinstance(before, (Scope, NotSampled)) and before._left:
+            before = before._before
         if _current.get() is self:
-            _current.set(self._before)
+            _current.set(before)
+        else:
+            self._left = True
 
     def succeed(self, result: Any) -> None:
         pass

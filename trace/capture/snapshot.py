@@ -84,7 +84,8 @@ def sequence(value: Any) -> tuple[Any, ...] | None:
     """
     items = _items(value)
     if items is not None and len(items) == 1 and not _may_be_item(items[0]):
-        items = _items(items[0]) or items  # the only row
+        row = _items(items[0])
+        items = items if row is None else row
     if items and not (_may_be_item(items[0]) and _may_be_item(items[-1])):
         # A list of numpy numbers is common; a list of lists or of dicts is not a sequence of tokens.
         if not (_may_be_number(items[0]) and _may_be_number(items[-1])):
@@ -101,8 +102,12 @@ def _items(value: Any) -> tuple[Any, ...] | None:
         return tuple(value)
     if not _is_array(kind) or not _is_here(value):
         return None
-    items = value.tolist()
-    return tuple(items) if isinstance(items, list) else None
+    dimensions = getattr(value, "ndim", 1)
+    if dimensions == 2 and len(value) == 1:
+        value = value[0]
+    elif dimensions != 1:
+        return None
+    return tuple(value.tolist())
 
 
 def numbers(items: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -226,7 +231,8 @@ def _slots(value: Any) -> dict[str, Any]:
     for base in type(value).__mro__[:-1]:
         if "__slots__" in vars(base):
             for name, member in list(vars(base).items()):
-                if type(member) is MemberDescriptorType and name not in found:
+                # Names like __pydantic_extra__ belong to the machinery of the class.
+                if type(member) is MemberDescriptorType and name not in found and name[:2] != "__":
                     with suppress(AttributeError):  # never set
                         found[name] = member.__get__(value)
     return found
@@ -272,7 +278,7 @@ def _holds_tokens(value: Any, names: Collection[str], levels: int, looks: list[i
     kind = type(value)
     if value is None or issubclass(kind, (str, bytes, int, float, type, FunctionType, ModuleType)):
         return False
-    if not levels or looks[0] <= 0:
+    if not levels or looks[0] <= 0 or (issubclass(kind, Mapping) and kind is not dict):
         return False
     looks[0] -= 1
     parts: Iterable[Any]

@@ -9,6 +9,22 @@ from typing import Any
 Tokens = dict[str, tuple[Any, ...]]
 
 
+class Found:
+    """Token sequences that were found inside of a value.
+
+    Attributes:
+        tokens: by what they are.
+        several: what there was more than one of, side by side: no one of them can stand for all, so they
+            stay in the value.
+    """
+
+    __slots__ = ("several", "tokens")
+
+    def __init__(self, tokens: Mapping[str, tuple[Any, ...]] | None = None) -> None:
+        self.tokens: Tokens = dict(tokens or {})
+        self.several: set[str] = set()
+
+
 class StreamTokens:
     """Puts the token sequences of a generator's items together."""
 

@@ -82,8 +82,11 @@ class Index:
     def _connect(self, path: Path) -> sqlite3.Connection:
         if not os.access(self._store, os.W_OK):
             return self._prepare(sqlite3.connect(":memory:", check_same_thread=False))
-        with suppress(sqlite3.DatabaseError):
+        try:
             return self._prepare(sqlite3.connect(path, timeout=_TIMEOUT, check_same_thread=False))
+        except sqlite3.DatabaseError as error:
+            if type(error) is not sqlite3.DatabaseError:
+                raise  # busy, or a full disk: nothing is wrong with the file
         # Not a database, or of another version: it holds nothing that the journal does not.
         for name in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
             name.unlink(missing_ok=True)

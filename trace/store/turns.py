@@ -40,7 +40,7 @@ def turns_of(spans: Sequence[Span]) -> tuple[Turn, ...]:
     tools = [span for span in outer if span.kind == "tool"]
     wholes = [span for span in spans if span.kind in ("rollout", "trajectory", "other")]
     if generations:
-        turns = _conversation(generations, tools)
+        turns = _conversation(generations, tools, _owners(spans, generations, tools))
         turns = _with_whole(turns, wholes)
     else:
         turns = _from_result(wholes, tools)
@@ -72,11 +72,39 @@ def _outermost(spans: Sequence[Span]) -> list[Span]:
     return sorted(chosen, key=lambda span: span.start_ns)
 
 
-def _conversation(generations: Sequence[Span], tools: Sequence[Span]) -> list[Turn]:
+def _owners(spans: Sequence[Span], generations: Sequence[Span], tools: Sequence[Span]) -> dict[str, int]:
+    """Give the generation that each tool call follows: the last before it, of the same agent if it can be.
+
+    Agents that run at the same time are told apart by the rollout function that they run in.
+    """
+    by_id = {span.span_id: span for span in spans}
+
+    def agent(span: Span) -> str:
+        passed = {span.span_id}
+        while (parent := by_id.get(span.parent_id or "")) is not None and parent.span_id not in passed:
+            passed.add(parent.span_id)
+            if parent.kind in ("rollout", "trajectory"):
+                return parent.span_id
+            span = parent
+        return ""
+
+    agents = [agent(span) for span in generations]
+    owners = {}
+    for tool in tools:
+        before = [n for n, span in enumerate(generations) if span.start_ns <= tool.start_ns]
+        if before:
+            own = agent(tool)
+            owners[tool.span_id] = next((n for n in reversed(before) if agents[n] == own), before[-1])
+    return owners
+
+
+def _conversation(
+    generations: Sequence[Span], tools: Sequence[Span], owners: Mapping[str, int]
+) -> list[Turn]:
     turns: list[Turn] = []
     sequence: tuple[int, ...] = ()
     known: dict[bytes, int] = {}
-    early = [_tool_turn(tool, orphan=True) for tool in tools if tool.start_ns < generations[0].start_ns]
+    early = [_tool_turn(tool, orphan=True) for tool in tools if tool.span_id not in owners]
     for number, span in enumerate(generations):
         said = _new_messages(span, known)
         replies = _with_replies(turns, early if number == 0 else [], said)
@@ -84,10 +112,7 @@ def _conversation(generations: Sequence[Span], tools: Sequence[Span]) -> list[Tu
         if added or (number == 0 and not said and _prompt_text(span)):
             _give_tokens(turns, replies, added, span, first=number == 0)
         turns += replies
-        end = generations[number + 1].start_ns if number + 1 < len(generations) else None
-        after = [
-            tool for tool in tools if span.start_ns <= tool.start_ns and (end is None or tool.start_ns < end)
-        ]
+        after = [tool for tool in tools if owners.get(tool.span_id) == number]
         answer = _assistant_turn(span, after)
         ids = {call.span_id: call.call_id for call in answer.tool_calls}
         turns.append(answer)
