@@ -6,6 +6,7 @@ import gc
 import inspect
 import operator
 import pickle
+import re
 import subprocess
 import sys
 import traceback
@@ -668,6 +669,65 @@ def test_an_exception_keeps_the_context_of_its_caller():
             assert error is second
             assert error.__context__ is first
         assert first.__context__ is None
+
+
+def deep(levels, error):
+    if levels:
+        deep_again(levels - 1, error)
+    raise error
+
+
+def deep_again(levels, error):
+    deep(levels, error)
+
+
+def stacktrace(call, *args):
+    with recording() as rec:
+        with pytest.raises(Exception):  # noqa: B017
+            call(*args)
+        return rec.spans()[0].events[0].attributes[semconv.EXCEPTION_STACKTRACE]
+
+
+def test_of_a_deep_traceback_both_ends_are_kept():
+    @tool_trace
+    def tool():
+        deep(100, ValueError("bottom"))
+
+    text = stacktrace(tool)
+    names = re.findall(r"in (\w+)$", text, re.MULTILINE)
+    assert names[:4] == ["wrapper", "tool", "deep", "deep_again"]
+    assert names[-2:] == ["deep_again", "deep"]
+    assert text.rstrip().endswith("raise error")
+    assert len(names) == 30
+    assert re.search(r"^  … 173 frames left out …$", text, re.MULTILINE)
+    assert "left out" not in stacktrace(outer, ValueError("shallow"))
+
+
+def test_what_led_to_an_exception_is_named_with_its_place():
+    @tool_trace
+    def tool(chain):
+        try:
+            try:
+                inner(KeyError("first"))
+            except KeyError:
+                inner(OddError("second"))
+        except OddError as error:
+            if chain:
+                raise ValueError("last") from error
+            raise ValueError("last") from None
+
+    line = inner.__code__.co_firstlineno + 1
+    assert stacktrace(tool, True).splitlines()[-2:] == [
+        f"caused by {__name__}.OddError: second, at {__file__}:{line} in inner",
+        f"raised while handling KeyError: 'first', at {__file__}:{line} in inner",
+    ]
+    assert "first" not in stacktrace(tool, False) and "OddError: second" not in stacktrace(tool, False)
+
+
+def test_exceptions_that_lead_to_one_another_are_each_named_once():
+    one, two = ValueError("one"), ValueError("two")
+    one.__cause__, two.__cause__ = two, one
+    assert stacktrace(outer, one).count("caused by") == 1
 
 
 def test_an_exception_whose_text_cannot_be_made_is_recorded_without():

@@ -107,6 +107,66 @@ def test_the_store_is_absolute_and_knows_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert load(store="runs/a").store == tmp_path / "runs/a"
     assert load(["store=~/runs"]).store == tmp_path / "home/runs"
+    assert load_config(environ={"TRACKWAY_STORE": "~/runs"}).store == tmp_path / "home/runs"
+
+
+@pytest.mark.parametrize(
+    ("uri", "kept"),
+    [
+        ("sqlite:///m.db", "sqlite:///{here}/m.db"),
+        ("sqlite+pysqlite:///a/m.db?timeout=9", "sqlite+pysqlite:///{here}/a/m.db?timeout=9"),
+        ("sqlite:///~/m.db", "sqlite:///{here}/home/m.db"),
+        ("file:runs", "file://{here}/runs"),
+        ("./runs", "file://{here}/runs"),
+        (Path("runs"), "file://{here}/runs"),
+        *[
+            (uri, uri)
+            for uri in (
+                "sqlite:////data/m.db",
+                "sqlite:///file:m.db?uri=true",
+                "file:///data/a%20b",
+                "http://host",
+                "https://user:word@host:5000/path",
+                "postgresql+psycopg2://user@host/name",
+                "postgresql:///name",
+                "databricks",
+                "databricks://profile",
+            )
+        ],
+    ],
+)
+def test_a_tracking_uri_means_the_same_in_every_directory(uri, kept, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    config = load(tracking_uri=uri)
+    assert config.tracking_uri == kept.format(here=tmp_path)
+    monkeypatch.chdir("/")
+    assert from_dict(to_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *("nonsense://x", "http:/bad", "http://", "https://host:port", "http://host:99999", "http://a b"),
+        *(
+            "sqlite://",
+            "sqlite:///",
+            "sqlite:///:memory:",
+            "sqlite:m.db",
+            "postgresql://",
+            "file://host/a",
+            " ",
+        ),
+    ],
+)
+def test_a_tracking_uri_that_leads_nowhere_is_an_error(uri):
+    assert "http://host:5000" in message(tracking_uri=uri) or uri == " "
+    assert message(environ={"MLFLOW_TRACKING_URI": uri}).startswith("MLFLOW_TRACKING_URI=")
+
+
+def test_a_tracking_uri_is_shown_without_its_password():
+    text = message(tracking_uri="postgre://user:hunter2@host/name")
+    assert "hunter2" not in text and "did you mean 'postgresql'?" in text
 
 
 def test_the_flat_form_means_the_same_wherever_it_is_written(tmp_path):
@@ -494,6 +554,61 @@ def test_an_unknown_key_names_the_nearest(config, environ, key):
     assert "5" in text
     assert "did you mean 'max_length'?" in text
     assert "max_samples_per_step_per_worker" in text  # one of those that are allowed
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "meant"),
+    [
+        (["actor_rollout_ref.rollout.trce.backend=5"], None, f"{TRACE}.backend"),
+        (["+actor_rollout_ref.rollout.traces.backend=5"], None, f"{TRACE}.backend"),
+        (["actor_rollout_ref.rolout.trace.backend=5"], None, f"{TRACE}.backend"),
+        (["actor_rollout.rollout.trace.backend=5"], None, f"{TRACE}.backend"),
+        (["actor_rollout_ref.trace.max_length=5"], None, f"{TRACE}.max_length"),
+        (["trace.backend=5"], None, f"{TRACE}.backend"),
+        (["trackway.backend=5"], None, f"{TRACE}.backend"),
+        (["trainer.projet_name=5"], None, "trainer.project_name"),
+        (["trainer.log_val_generation=5"], None, "trainer.log_val_generations"),
+        (["data.train_batchsize=5"], None, "data.train_batch_size"),
+        (["actor_rollout_ref.rollout={trce: {token2text: 5}}"], "rollout.trce=", TRACE),
+        ({"trainer": {}, "bakend": 5}, "bakend=", "backend"),
+        ({"trainer": {"projet_name": 5}}, "trainer.projet_name=", "trainer.project_name"),
+        (OmegaConf.create({"trainer": {"projet_name": 5}}), "projet_name=", "trainer.project_name"),
+        ({"data": {}, "actor_rollout": {"rollout": {"trace": {"backend": 5}}}}, "actor_rollout.", TRACE),
+    ],
+)
+def test_a_slip_in_the_path_of_a_key_is_an_error(config, key, meant):
+    text = message(config)
+    assert (key or config[0].lstrip("+").partition("=")[0]) in text
+    assert f"there is no such setting; did you mean {meant!r}?" in text
+
+
+# What verl 0.9 has beside the keys that we read.
+VERLS_OWN = {
+    "trainer": "balance_batch critic_warmup default_hdfs_dir default_local_dir device logger nnodes "
+    "n_gpus_per_node project_name experiment_name log_val_generations resume_mode rollout_data_dir "
+    "save_freq test_freq total_epochs use_v1 v1 val_before_train val_only validation_data_dir",
+    "data": "gen_batch_size train_batch_size val_batch_size train_files val_files train_max_samples "
+    "val_max_samples max_prompt_length max_response_length tokenizer seed shuffle truncation prompt_key",
+    "actor_rollout_ref.rollout": "agent calculate_log_probs dtype ignore_eos load_format max_model_len mode "
+    "multi_turn n name prompt_length response_length seed temperature top_k top_p trace.project_name",
+    "actor_rollout_ref.rollout.trace": "experiment_name max_samples_per_step_per_worker",
+    "actor_rollout_ref": "hybrid_engine nccl_timeout",
+    "actor_rollout_ref.actor": "rollout_n ppo_epochs optim.lr",
+    "critic": "rollout_n profiler.tool_config.torch_memory.trace_alloc_max_entries",
+    "reward.reward_model.rollout": "name prompt_length trace_dir",
+    "algorithm.rollout_correction": "rollout_is rollout_rs",
+    "global_profiler.global_tool_config.nsys.worker_nsight_options": "trace cuda-graph-trace",
+}
+
+
+def test_keys_of_verls_own_are_never_taken_for_slips():
+    keys = [f"{section}.{name}" for section, names in VERLS_OWN.items() for name in names.split()]
+    for key in keys:
+        load([f"{key}=1"])
+    tree = OmegaConf.from_dotlist([f"{key}=1" for key in keys])
+    tree.reward_model = {"enable": False}
+    assert load(tree) == load(OmegaConf.to_container(tree))
+    assert load(tree).project == "1"
 
 
 def test_an_unknown_keyword_names_the_nearest():

@@ -7,6 +7,8 @@ import pydantic
 import pytest
 
 from trackway import llm_trace, reward, rollout_trace, tool_trace, trajectory
+from trackway.trace import semconv
+from trackway.trace.capture.encode import SpanEncoder
 from trackway.trace.testing import recording
 
 
@@ -167,6 +169,45 @@ def test_a_reward_that_is_none_is_told_and_not_recorded(swallowing, caplog):
         "tracing problem (training goes on): reward 'quality' is neither a number nor a text: object: "
         "TypeError: float() argument must be a string or a real number, not 'object'"
     ]
+
+
+def test_an_odd_name_or_explanation_costs_nothing():
+    with recording() as rec:
+        with trajectory(step=1, sample_index=1, name=Hostile()):
+            reward("a", 1, explanation=Hostile())
+            reward("b", 1, explanation={"why": [1, Hostile()]})
+            reward("c", 1, explanation=2.5)
+            reward(Hostile(), 1)
+            llm_trace(lambda: "x", name=7)()
+        found = rec.trajectory()
+        status = rec.status()
+    name = f"<{__name__}.Hostile>"
+    assert (found.status, found.spans[0].name, found.spans[1].name) == ("ok", f'"{name}"', "7")
+    assert found.rewards == {"a": 1.0, "b": 1.0, "c": 1.0, f'"{name}"': 1.0}
+    explained = [event.attributes.get(semconv.EVALUATION_EXPLANATION) for event in found.spans[0].events]
+    assert explained == [f'"{name}"', f'{{"why":[1,"{name}"]}}', "2.5", None]
+    assert status.dropped == 0 and status.troubles == 0
+
+
+def test_a_root_span_that_cannot_be_encoded_is_kept_without_its_parts(swallowing, monkeypatch):
+    def fails(self, rewards):
+        raise RuntimeError("cannot be encoded")
+
+    monkeypatch.setattr(SpanEncoder, "_rewards", fails)
+    with recording() as rec:
+        with (
+            pytest.raises(ValueError, match="own"),
+            trajectory(step=1, sample_index="a", name="odd", policy_version=3) as rollout,
+        ):
+            reward("a", 1)
+            raise ValueError("own")
+        found = rec.trajectory()
+        status = rec.status()
+    assert (found.trace_id, str(found.key), found.status) == (rollout.trace_id, "1/a/0", "error")
+    assert found.spans[0].name == "odd"
+    assert found.spans[0].end_ns > found.spans[0].start_ns
+    assert found.notes == ("everything else lost: RuntimeError: cannot be encoded",)
+    assert (status.dropped, status.troubles) == (0, 1)
 
 
 def test_a_tokenizer_that_raises_costs_only_the_text():

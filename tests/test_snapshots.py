@@ -28,6 +28,8 @@ from hypothesis import strategies as st
 
 import trackway
 from trackway import annotate, llm_trace, rollout_trace, tool_trace, trajectory
+from trackway.trace.capture.payload import PayloadFormat
+from trackway.trace.config import TraceConfig
 from trackway.trace.testing import recording
 
 
@@ -376,6 +378,13 @@ def test_large_arrays_are_summed_up():
     assert size < 10 * 2 * 100_000
     assert one(numpy.arange(11), max_array_items=10)["shape"] == [11]
     assert one(numpy.arange(10), max_array_items=10) == list(range(10))
+
+
+def test_only_what_may_hold_a_long_array_is_walked():
+    payload = PayloadFormat(TraceConfig(max_array_items=100), {"token_ids": "response"})
+    plain = orjson.dumps({"text": "one two three " * 1000, "list": list(range(90))})
+    assert isinstance(payload.value(plain), orjson.Fragment)
+    assert payload.value(orjson.dumps({"list": list(range(101))}))["list"]["length"] == 101
 
 
 def test_token_ids_are_kept_whole_however_many():

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from trackway import llm_trace, rollout_trace, trajectory
+from trackway import annotate, llm_trace, rollout_trace, trajectory
 from trackway.trace import semconv
 from trackway.trace.testing import recording
 
@@ -169,38 +169,214 @@ def test_ids_are_found_inside_of_what_is_returned(wrap, shape):
     with recording() as rec:
         generate()
         (span,) = rec.spans()
-    result = wrap(None)
-    if isinstance(result, SimpleNamespace) or (shape is Plain and isinstance(result, dict)):
-        # An object without declared fields is looked into only where it is the result, or one of a few.
-        assert span.response_ids is None
-        assert str(span.outputs).count("<") == 1
-    else:
-        check(span)
-        assert "token_ids" not in str(span.outputs)
+    check(span)
+    assert "token_ids" not in str(span.outputs)
+    assert "<" not in str(span.outputs)
+    assert str(span.outputs).count("stop_reason") == 1
 
 
 def test_ids_are_found_in_the_outputs_of_an_engine():
-    """An object whose class declares nothing, which holds the prompt's ids beside a list of completions."""
+    """Objects whose classes declare nothing, which hold the prompt's ids beside a list of completions."""
 
     class RequestOutput:
-        def __init__(self):
+        def __init__(self, *outputs, **ids):
             self.request_id = "r"
-            self.prompt_token_ids = [1, 2]
-            self.outputs = [Record(IDS, LOGPROBS), Record([9])]
+            self.outputs = list(outputs)
             self.metrics = object()
+            vars(self).update(ids)
+
+    @llm_trace
+    def generate(result):
+        return result
+
+    with recording() as rec:
+        generate(RequestOutput(Plain(IDS, LOGPROBS), prompt_token_ids=[1, 2]))
+        generate(RequestOutput(Plain(IDS, LOGPROBS)))
+        generate(RequestOutput(Plain(IDS, LOGPROBS), Record([9]), prompt_token_ids=[1, 2]))
+        generate([RequestOutput(Plain(IDS, LOGPROBS))])
+        generate(SimpleNamespace(output_ids=IDS, logprobs=LOGPROBS, request_id="r"))
+        one, without_prompt, two, listed, sglang = rec.spans()
+    check(one, prompt=(1, 2))
+    check(without_prompt)
+    check(listed)
+    check(sglang)
+    assert one.outputs == without_prompt.outputs == listed.outputs[0]
+    assert one.outputs == {"request_id": "r", "outputs": [{"stop_reason": "stop"}]}
+    assert (two.prompt_ids, two.response_ids) == ((1, 2), None)
+    assert [item["token_ids"] for item in two.outputs["outputs"]] == [IDS, [9]]
+
+
+class Slotted:
+    __slots__ = ("_secret", "text", "token_ids", "unset")
+
+    def __init__(self):
+        self.token_ids = IDS
+        Slotted.text.__set__(self, "hello")
+        self._secret = "x"
+
+
+class Overriding(Slotted):
+    __slots__ = ()
+
+    @property
+    def text(self):
+        raise AssertionError("a property was asked")
+
+
+def test_ids_in_slots_are_found_past_any_property():
+    @llm_trace
+    def generate(kind):
+        return kind()
+
+    with recording() as rec:
+        generate(Slotted)
+        generate(Overriding)
+        spans = rec.spans()
+    assert [span.response_ids for span in spans] == [tuple(IDS)] * 2
+    assert [span.outputs for span in spans] == [{"text": "hello"}] * 2
+
+
+def test_an_object_without_ids_is_not_looked_into_for_long():
+    looked = 0
+
+    class Link:
+        def __init__(self, depth):
+            self.token = "k-1"
+            self.children = [Link(depth - 1) for _ in range(8)] if depth else []
+            self._last = Plain(IDS)
+
+        def __getattribute__(self, name):
+            nonlocal looked
+            looked += 1
+            return object.__getattribute__(self, name)
+
+    @llm_trace
+    def generate(client, *more):
+        return "text"
+
+    link = Link(3)
+    looked = 0
+    with recording() as rec:
+        generate(link, {"deep": link})
+        (span,) = rec.spans()
+    assert looked == 0  # what is read is read past the object's own __getattribute__
+    name = f"<{Link.__module__}.{Link.__qualname__}>"
+    assert span.inputs == {"client": name, "more": [{"deep": name}]}
+    assert span.prompt_ids is span.response_ids is None
+
+
+def test_numbers_of_numpy_and_torch_between_others_are_numbers():
+    torch = pytest.importorskip("torch")
+
+    @llm_trace
+    def generate(five):
+        return {
+            "token_ids": [1, five, True, 2],
+            "response_mask": [1, numpy.bool_(True), numpy.int8(0), 1],
+            "log_probs": [-0.5, numpy.float64(-0.25), None, 0.0],
+        }
+
+    @llm_trace
+    def generate_elsewhere():
+        return {"token_ids": [1, torch.empty((), device="meta"), 2]}
+
+    with recording() as rec:
+        generate(numpy.int64(5))
+        generate(torch.tensor(5))
+        generate_elsewhere()
+        *spans, elsewhere = rec.spans()
+    for span in spans:
+        assert span.response_ids == (1, 5, 1, 2)
+        assert all(type(item) is int for item in span.response_ids)
+        assert span.response_mask == (1, 1, 0, 1)
+        assert span.response_logprobs[:2] == (-0.5, -0.25)
+    assert elsewhere.response_ids == (1, "<torch.Tensor>", 2)
+
+
+@pytest.mark.parametrize("make", [list, tuple, numpy.array, torch_tensor])
+def test_a_list_of_one_row_is_the_row(make):
+    @llm_trace
+    def generate(prompt_ids):
+        return {"deep": {"token_ids": [make(IDS)]}}
+
+    with recording() as rec:
+        generate([make([1, 2])])
+        (span,) = rec.spans()
+    assert span.prompt_ids == (1, 2)
+    assert span.response_ids == tuple(IDS)
+
+
+@pytest.mark.parametrize("make", [list, numpy.array, torch_tensor])
+def test_ids_further_inside_stay_whole_however_many(make):
+    ids = list(range(300))
 
     @llm_trace
     def generate():
-        return RequestOutput()
+        return {"output": {"meta": [{"token_ids": make(ids)}], "pixels": numpy.zeros(300)}}
 
-    with recording() as rec:
+    with recording(max_array_items=100) as rec:
         generate()
         (span,) = rec.spans()
-    check(span, prompt=(1, 2))
-    assert span.outputs == {
-        "request_id": "r",
-        "outputs": [{"stop_reason": "stop"}, {"token_ids": [9], "log_probs": None, "stop_reason": "stop"}],
-    }
+    assert span.response_ids == tuple(ids)
+    assert span.outputs["output"]["pixels"]["shape"] == [300]
+
+
+@pytest.mark.parametrize("make", [list, numpy.array, torch_tensor])
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"output": value}], ids=["top", "deep"])
+def test_a_batch_stays_whole_in_the_record_and_makes_no_turn(make, wrap):
+    rows = [list(range(200)), list(range(200, 400))]
+
+    @llm_trace
+    def as_rows(prompt_ids):
+        return wrap({"response_ids": make(rows), "text": "a"})
+
+    @llm_trace
+    def as_records():
+        return wrap([{"response_ids": make(row), "log_probs": make(row)} for row in rows])
+
+    with recording(max_array_items=100) as rec:
+        as_rows(make(rows))
+        as_records()
+        table, records = rec.trajectories()
+    span, other = table.spans[0], records.spans[0]
+    assert span.prompt_ids is span.response_ids is other.response_ids is other.response_logprobs is None
+    assert span.inputs == {"prompt_ids": rows}
+    assert span.outputs == wrap({"response_ids": rows, "text": "a"})
+    assert other.outputs == wrap([{"response_ids": row, "log_probs": row} for row in rows])
+    assert records.notes == (
+        "ids of more than one response in the result: all are kept there, and none as the turn's",
+    )
+    assert table.notes == (
+        "ids of more than one prompt in the arguments: all are kept there, and none as the turn's",
+        *records.notes,
+    )
+
+
+def test_ids_in_an_annotation_stay_in_it():
+    best = {"token_ids": list(range(200)), "other": {"token_ids": numpy.arange(200)}}
+    with recording(max_array_items=100) as rec:
+        with trajectory(step=1, sample_index=1):
+            annotate(best=best)
+        kept = rec.trajectory().annotations["best"]
+    assert kept == {"token_ids": list(range(200)), "other": {"token_ids": list(range(200))}}
+
+
+def test_a_mask_that_is_not_all_ones_and_zeros_costs_nothing_else():
+    @llm_trace
+    def generate(mask):
+        return {"token_ids": IDS, "log_probs": LOGPROBS, "response_mask": mask, "text": "a"}
+
+    with recording() as rec:
+        generate([math.nan, 0.5, 1.0])
+        generate([None, None, -0.5])
+        generate(numpy.array([1.0, 0.0, 1.0]))
+        found = rec.trajectories()
+    for item in found:
+        check(item.spans[0])
+        assert item.spans[0].outputs == {"text": "a"}
+    assert [item.spans[0].response_mask for item in found] == [(0, 1, 1), (0, 0, 0), (1, 0, 1)]
+    assert found[0].notes == ("2 of 3 in the mask are neither 0 nor 1; those above 0 are kept as 1",)
+    assert found[2].notes == ()
 
 
 def test_ids_are_found_in_arguments_by_place_name_and_inside_of_them():
@@ -237,8 +413,8 @@ def test_the_names_of_the_fields_can_be_given():
     assert span.outputs == {"token_ids": "x"}
 
 
-def test_of_several_results_the_first_makes_the_turn_and_the_others_stay_in_the_record():
-    results = [as_dict([1, 2]), as_dict([3, 4]), as_dict([5, 6])]
+def test_of_several_results_no_one_makes_the_turn_and_all_stay_in_the_record():
+    results = [as_dict([1, 2], [-0.5, -1.0]), as_dict([3, 4]), as_dict([5, 6])]
 
     @llm_trace
     def generate():
@@ -252,9 +428,20 @@ def test_of_several_results_the_first_makes_the_turn_and_the_others_stay_in_the_
         generate()
         generate_many()
         few, many = rec.spans()
-    assert few.response_ids == many.response_ids == (1, 2)
-    assert [item.get("token_ids") for item in few.outputs] == [None, [3, 4], [5, 6]]
-    assert [item.get("token_ids") for item in many.outputs][:4] == [None, [3, 4], [5, 6], [1, 2]]
+    assert few.response_ids is many.response_ids is few.response_logprobs is many.response_logprobs is None
+    assert few.outputs == results
+    assert many.outputs == results * 4
+
+
+def test_results_that_hold_different_sequences_make_one_turn():
+    @llm_trace
+    def generate():
+        return {"token_ids": IDS}, {"log_probs": LOGPROBS}, {"prompt_ids": [1, 2]}
+
+    with recording() as rec:
+        generate()
+        (span,) = rec.spans()
+    check(span, prompt=(1, 2))
 
 
 def test_what_only_has_the_name_of_a_sequence_stays_where_it_is():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from .config_values import TEXTS, ConfigError, check, exporter_names, load_yaml, show, unknown, wrong
+from .config_values import TEXTS, ConfigError, check, close, exporter_names, load_yaml, show, unknown, wrong
 
 __all__ = ["ConfigError", "TraceConfig", "exporter_names", "from_dict", "load_config", "to_dict"]
 
@@ -23,7 +23,8 @@ class TraceConfig:
         project: name of the project. Default ``trackway``.
         experiment: name of the experiment. Default ``default``.
         backend: exporters to run, names of ``exporter_names()``. Default none: the journal only.
-        tracking_uri: MLflow server or database. Default None: ``mlflow.db`` inside the store.
+        tracking_uri: MLflow server, database or directory; a relative path counts from the directory that
+            is current when the settings are read. Default None: ``mlflow.db`` inside the store.
         run_id: MLflow run to link trajectories to. Default None.
         tokenizer: a Hugging Face tokenizer or processor, or the path of one. Default None.
         token2text: whether token ids are decoded to text. Default False.
@@ -51,7 +52,9 @@ class TraceConfig:
         log_val_generations: validation samples to show in a logger's table; -1 is all. Default 0.
         seed: seed of every choice among samples. Default 0.
         prompt_fields: names of fields that hold the token ids of a prompt.
-        response_fields: names of fields that hold the token ids of a response.
+        response_fields: names of fields that hold the token ids of a response. Defaults: ``response_ids``,
+            ``token_ids`` (verl, vLLM), ``completion_ids`` (TRL), ``output_ids`` and ``output_token_ids``
+            (SGLang), ``generation_token_ids`` (NeMo).
         mask_fields: names of fields that hold a response's mask.
         logprob_fields: names of fields that hold the log probabilities of a response's tokens.
         redact: further names of keys whose values are secrets. Default none.
@@ -92,6 +95,8 @@ class TraceConfig:
         "response_ids",
         "token_ids",
         "completion_ids",
+        "output_ids",
+        "output_token_ids",
         "generation_token_ids",
     )
     mask_fields: tuple[str, ...] = ("response_mask",)
@@ -247,6 +252,8 @@ def _read_tree(tree: Mapping[Any, Any]) -> _Settings:
     found |= _named(
         (f"{_TRACE}.{key}", key, value) for key, value in below if key != "_target_" and value is not None
     )
+    for parts, value in _paths(tree):
+        _refuse_slip(parts, value)
     beside = [(key, _value(tree, key, key)) for key in keys if key in _NAMES]
     # A mapping under one of our names is a section of the user's own.
     return found | _named((key, key, value) for key, value in beside if not isinstance(value, Mapping))
@@ -306,8 +313,11 @@ def _read_arguments(arguments: Sequence[Any]) -> _Settings:
             value = _parse(key, text)
             if isinstance(value, Mapping) or key not in _HYDRA_GROUPS:
                 _put(tree, key, value)
-        elif not re.search(r"[./@]", key) and key not in _HYDRA_GROUPS:
-            raise unknown(f"{key}={show(text)}", key, _NAMES)
+        elif not re.search(r"[./@]", key):
+            if key not in _HYDRA_GROUPS:
+                raise unknown(f"{key}={show(text)}", key, _NAMES)
+        else:
+            _refuse_slip(key.split("."), text)
     return _read_tree(tree)
 
 
@@ -315,6 +325,52 @@ def _is_ours(key: str) -> bool:
     """Whether the key holds a setting, or stands above or below one in verl's tree."""
     above = any(f"{path}.".startswith(f"{key}.") for path in (*_VERL, _TRACE))
     return above or key in _NAMES or key.startswith(f"{_TRACE}.")
+
+
+def _refuse_slip(parts: Sequence[str], value: Any) -> None:
+    """Refuse a key of verl's tree that is not one of ours and can hardly be meant for another.
+
+    Raises:
+        ConfigError: it is written almost as one of ours, or is one of ours in another section.
+    """
+    *above, name = parts
+    written = ".".join(parts)
+    meant = None
+    if _is_ours(written):
+        return
+    if not above:
+        # Short names are near to many others.
+        slips = [known for known in _NAMES if len(known) > _SHORT_NAME and close(name, known)]
+        meant = slips[0] if slips and not isinstance(value, Mapping) else None
+    elif name in _NAMES and (close(above[-1], "trace") or above[-1] == "trackway"):
+        meant = f"{_TRACE}.{name}"
+    else:
+        for known in (*_VERL, _TRACE, *(f"{_TRACE}.{setting}" for setting in _NAMES)):
+            wanted = known.split(".")
+            if len(wanted) == len(parts) and all(map(close, parts, wanted)):
+                meant = known
+                break
+    if meant:
+        raise ConfigError(f"{written}={show(value)}: there is no such setting; did you mean {meant!r}?")
+
+
+_SHORT_NAME = 5
+
+
+def _paths(
+    tree: Mapping[Any, Any], above: tuple[str, ...] = (), depth: int = 5
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Give all keys down to some depth, with their values as they are written."""
+    if not above and type(tree).__module__.startswith("omegaconf"):
+        from omegaconf import OmegaConf
+
+        # Nothing of what belongs to others is to be resolved.
+        tree = OmegaConf.to_container(tree, resolve=False)
+    for key, value in tree.items():
+        path = (*above, str(key))
+        yield path, value
+        if isinstance(value, Mapping) and depth > 1:
+            yield from _paths(value, path, depth - 1)
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -8,9 +8,10 @@ import operator
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 
 class ConfigError(ValueError):
@@ -73,6 +74,8 @@ def show(value: Any) -> str:
         or (isinstance(value, int) and abs(value) < 2**64)
     ):
         text = repr(value)
+        if "://" in text:  # the password of a database
+            text = re.sub(r"(?<=://)([^/\s:@]*):[^/\s@]+@", r"\1:***@", text)
     else:
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 120 else f"{text[:117]}..."
@@ -107,6 +110,16 @@ def load_yaml(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from error
 
 
+@cache
+def close(one: str, other: str) -> bool:
+    """Say whether a name may be a slip for another one.
+
+    The limit lets through every two keys of verl's configuration at places that we read.
+    """
+    matcher = difflib.SequenceMatcher(None, one.casefold(), other.casefold())
+    return matcher.real_quick_ratio() >= 0.85 and matcher.ratio() >= 0.85
+
+
 def _nearest(name: str, names: Iterable[str]) -> str:
     known = {name.casefold(): name for name in names}
     match = difflib.get_close_matches(name.casefold(), known, 1)
@@ -131,6 +144,57 @@ def _text(value: Any) -> str:
     if isinstance(value, (str, int, float)) and not isinstance(value, bool) and str(value).strip():
         return str(value).strip()
     raise ValueError("a text that is not empty (in quotes where YAML would read something else)")
+
+
+_NEED_HOST = ("http", "https", "postgresql", "mysql", "mssql")
+_URI_SCHEMES = (*_NEED_HOST, "file", "sqlite", "databricks", "databricks-uc")
+
+
+def _tracking_uri(value: Any) -> str:
+    """Check a tracking URI, and make the path of a file absolute: whoever exports may run elsewhere."""
+    expected = (
+        "the address of an MLflow server (http://host:5000), a database (sqlite:////data/mlflow.db, "
+        "postgresql://user@host/name), databricks, or a directory"
+    )
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    uri = _text(value)
+    scheme, colon, rest = uri.partition(":")
+    scheme = scheme.lower()
+    base = scheme.partition("+")[0]
+    if not colon:
+        if uri in ("databricks", "databricks-uc", "uc"):
+            return uri
+        return _path(uri).as_uri()
+    if base == "sqlite":
+        path, question, query = rest.partition("?")
+        if not path.startswith("///") or path[3:] in ("", ":memory:") or "mode=memory" in query:
+            hint = f"sqlite:///{rest.strip('/')}" if rest.strip("/") else "sqlite:////data/mlflow.db"
+            raise ValueError(f"{expected}; a database in memory would be gone at once, write {hint}")
+        path = path[3:]
+        return uri if path.startswith("file:") else f"{scheme}:///{_path(path)}{question}{query}"
+    if scheme == "file":
+        if rest.startswith("//") and not rest.startswith("///"):
+            raise ValueError(f"{expected}; a path follows on file:///")
+        return uri if rest.startswith("/") else _path(rest).as_uri()
+    if base not in _URI_SCHEMES and base not in _tracking_plugins():
+        raise ValueError(f"{expected}{_nearest(base, _URI_SCHEMES)}")
+    if base in _NEED_HOST:
+        try:
+            parts = urlsplit(uri)
+            well = rest.startswith("//") and bool(parts.hostname if base[:4] == "http" else parts.path)
+            well = well and (parts.port is None or parts.port > 0) and not re.search(r"\s", uri)
+        except ValueError:
+            well = False
+        if not well:
+            raise ValueError(expected)
+    return uri
+
+
+def _tracking_plugins() -> set[str]:
+    from importlib.metadata import entry_points
+
+    return {point.name for point in entry_points(group="mlflow.tracking_store")}
 
 
 def _path(value: Any) -> Path:
@@ -259,7 +323,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "project": _text,
     "experiment": _text,
     "backend": _backend,
-    "tracking_uri": partial(_optional, _text),
+    "tracking_uri": partial(_optional, _tracking_uri),
     "run_id": partial(_optional, _text),
     "tokenizer": partial(_optional, _tokenizer),
     "token2text": _flag,

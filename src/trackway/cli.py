@@ -135,9 +135,10 @@ def demo(
 ) -> None:
     """Record tool-calling rollouts of a small model, and show them."""
     from trackway.demo import run
+    from trackway.trace.store import store_path
 
     code = run(
-        store=_store_path(store),
+        store=store_path(store),
         prompts=prompts,
         group=group,
         turns=turns,
@@ -428,10 +429,6 @@ def _open(path: Path | None) -> Store:
     from trackway.trace.store import open_store
 
     return open_store(path)
-
-
-def _store_path(path: Path | None) -> Path:
-    return path or Path(os.environ.get("TRACKWAY_STORE") or "trackway-store")
 
 
 def _summary(summary: Summary) -> dict[str, Any]:

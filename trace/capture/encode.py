@@ -38,6 +38,7 @@ _UNKNOWN = {
 _MIN_SHARED = 8
 """Shorter common beginnings of two sequences are not worth a reference."""
 _MAX_DECODERS = 8
+_MAX_OPEN_BYTES = 4_096
 
 
 class SpanEncoder:
@@ -74,8 +75,8 @@ class SpanEncoder:
         return encoded
 
     def encode_open(self, scope: Scope) -> bytes:
-        """Encode a scope that has not ended: what is known of it so far."""
-        return self._encode(scope, self._arguments)
+        """Encode a scope that has not ended: what is known of it so far, long arguments left out."""
+        return self._encode(scope, self._short_arguments)
 
     def _encode(self, scope: Scope, payloads: Callable[[Scope, dict[str, Any]], object]) -> bytes:
         attributes: dict[str, Any] = {semconv.KIND: scope.kind, **scope.rollout.tags, **(scope.extra or {})}
@@ -155,6 +156,14 @@ class SpanEncoder:
             attributes[semconv.TOOL_NAME] = name
         elif scope.kind in ("rollout", "trajectory"):
             attributes[semconv.AGENT_NAME] = name
+
+    def _short_arguments(self, scope: Scope, attributes: dict[str, Any]) -> None:
+        # Hundreds of rollouts may be open at once, and each of these is written again when it ends.
+        if isinstance(scope.inputs, bytes) and len(scope.inputs) > _MAX_OPEN_BYTES:
+            note = f"{len(scope.inputs):,} bytes of arguments are recorded when the call ends"
+            attributes.setdefault(semconv.NOTES, []).append(note)
+        else:
+            self._arguments(scope, attributes)
 
     def _arguments(self, scope: Scope, attributes: dict[str, Any]) -> Tokens:
         found = Found(scope.prompt)
@@ -246,7 +255,7 @@ class SpanEncoder:
             bits, odd = _bits(mask)
             if odd:
                 attributes[semconv.NOTES].append(
-                    f"{odd} of {len(mask)} values of the mask are neither 0 nor 1: those above 0 are kept as 1"
+                    f"{odd} of {len(mask)} in the mask are neither 0 nor 1; those above 0 are kept as 1"
                 )
             runs = [(bit, len(list(run))) for bit, run in groupby(bits)]
             attributes[semconv.RESPONSE_MASK] = orjson.dumps(runs).decode()
@@ -403,9 +412,7 @@ def _float(item: Any) -> float:
 def _note_several(found: Found, where: str, attributes: dict[str, Any]) -> None:
     for what in sorted(found.several & {"prompt", "response"}):
         attributes[semconv.NOTES].append(
-            f"the {where} hold the ids of more than one {what}: all are kept there, and none as the turn's"
-            if where == "arguments"
-            else f"the {where} holds the ids of more than one {what}: all are kept there, and none as the turn's"
+            f"ids of more than one {what} in the {where}: all are kept there, and none as the turn's"
         )
 
 

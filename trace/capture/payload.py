@@ -121,7 +121,7 @@ class PayloadFormat:
         """Give what more than one item of a list has a sequence of."""
         counts: dict[str, int] = {}
         for item in items:
-            for what in self._held(item):
+            for what in self._held(item) if isinstance(item, (list, dict)) else ():
                 counts[what] = counts.get(what, 0) + 1
         several = {what for what, count in counts.items() if count > 1} - kept - found.tokens.keys()
         found.several |= several

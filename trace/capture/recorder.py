@@ -17,10 +17,8 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from trackway.samplers import HeadSampler
 
 from .. import semconv
-from . import snapshot
 from .calls import Call, Target
 from .scope import NotSampled, Rollout, Scope, carried_run, current
-from .snapshot import Snapshot
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -181,10 +179,6 @@ class Recorder:
         self._open.pop(id(scope), None)
         if not self.writer.put(scope) and not self.writer.abandoned:
             self.writer.lose()
-
-    def snapshot(self, value: Any) -> Snapshot:
-        """Copy a value; see ``snapshot.take``."""
-        return snapshot.take(value, self.config.max_array_items)
 
     def guard(self, work: Callable[..., None], *args: Any) -> None:
         """Run a piece of our own, and keep its failure from the traced code."""

@@ -225,12 +225,9 @@ def _text(value: Any) -> str | None:
 def _integer(value: Any) -> int | None:
     """Give the integer that a value is, None when it is none or takes more than 64 bits."""
     try:
-        if isinstance(value, str):
-            number = int(value)
-        else:
-            number = int(value)
-            if number != value:
-                return None
+        number = int(value)
+        if not isinstance(value, str) and number != value:
+            return None
     except Exception:
         return None
     return number if -(2**63) <= number < 2**63 else None
@@ -239,9 +236,7 @@ def _integer(value: Any) -> int | None:
 def _whole(name: str, value: Any, notes: list[str]) -> int | None:
     number = _integer(value)
     if number is None:
-        notes.append(
-            f"{name}={_shown(value)}, which is not an integer of 64 bits, and is recorded without it"
-        )
+        notes.append(f"{name}={_shown(value)}, which is not an integer of 64 bits, and is left out")
     return number
 
 
@@ -285,7 +280,7 @@ def _version(value: Any, notes: list[str]) -> int | str | None:
     if isinstance(value, (int, float)):
         notes.append(f"{said}, and is recorded as text")
         return str(value)
-    notes.append(f"{said}, and is recorded without it")
+    notes.append(f"{said}, and is left out")
     return None
 
 

@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from types import FunctionType, MemberDescriptorType, ModuleType
+from itertools import islice
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import orjson
@@ -35,8 +36,9 @@ MAX_DATA_URL = 1024
 MAX_HASHED_IMAGE = 16 * 2**20
 """Bytes; the hash of a larger image would take the caller's thread too long."""
 _EDGE = 8  # items shown at each end of a long array
-_MAX_LOOKS = 32
+_MAX_LOOKS = 16
 """Values that are looked at to see whether an object holds token ids: a client may hold half the program."""
+_MAX_PARTS = 64  # of one of them
 _MAX_LEVELS = 4  # of objects and containers inside one another, in the same search
 
 _DATA_URL = re.compile(rf"(data:[\w.+/;=-]{{0,200}};base64,)([A-Za-z0-9+/_=-]{{{MAX_DATA_URL},}})")
@@ -276,22 +278,28 @@ def _may_be_sequence(value: Any) -> bool:
 
 def _holds_tokens(value: Any, names: Collection[str], levels: int, looks: list[int]) -> bool:
     kind = type(value)
-    if value is None or issubclass(kind, (str, bytes, int, float, type, FunctionType, ModuleType)):
-        return False
-    if not levels or looks[0] <= 0 or (issubclass(kind, Mapping) and kind is not dict):
+    if kind in _LEAVES or looks[0] <= 0 or (issubclass(kind, Mapping) and kind is not dict):
         return False
     looks[0] -= 1
-    parts: Iterable[Any]
     if kind is list or kind is tuple:
         parts = value[:_EDGE]
     else:
         held = fields(value)
         if not held:
             return False
-        if any(name in held and _may_be_sequence(held[name]) for name in names):
+        if not held.keys().isdisjoint(names) and any(
+            name in held and _may_be_sequence(held[name]) for name in names
+        ):
             return True
-        parts = [item for name, item in list(held.items()) if not str(name).startswith("_")][:_MAX_LOOKS]
-    return any(_holds_tokens(part, names, levels - 1, looks) for part in parts)
+        parts = [
+            item
+            for name, item in islice(held.items(), _MAX_PARTS)
+            if type(item) not in _LEAVES and not (type(name) is str and name.startswith("_"))
+        ]
+    return levels > 1 and any(_holds_tokens(part, names, levels - 1, looks) for part in parts)
+
+
+_LEAVES = {str, bytes, int, float, bool, type(None), type, FunctionType, MethodType, ModuleType}
 
 
 def is_record(value: Any) -> bool:
@@ -453,9 +461,10 @@ class _Plain:
             found = fields(value)
             return dict(found) if found is not None else placeholder(value)
         if self.token_fields and module != "builtins" and not issubclass(kind, type):
-            held = shown(value, self.token_fields)
-            if held is not None:
-                return held
+            with suppress(RuntimeError):  # another thread has changed it meanwhile
+                held = shown(value, self.token_fields)
+                if held is not None:
+                    return held
         return placeholder(value)
 
     def _numpy(self, value: Any) -> Any:

@@ -18,7 +18,15 @@ from .assemble import DIED, assemble, decode_span, unreadable
 from .cursors import Cursors, Progress, cursor_name
 from .index import Index, summary_of
 
-__all__ = ["Destination", "Store", "StoreError", "StoreStatus", "TrajectoryNotFound", "open_store"]
+__all__ = [
+    "Destination",
+    "Store",
+    "StoreError",
+    "StoreStatus",
+    "TrajectoryNotFound",
+    "open_store",
+    "store_path",
+]
 
 DEFAULT = "trackway-store"
 CONFIG = "config.json"
@@ -74,6 +82,11 @@ class StoreStatus:
     destinations: Mapping[str, Destination] = field(default_factory=dict)
 
 
+def store_path(path: str | os.PathLike[str] | None = None) -> Path:
+    """Give the directory that a path means: by default ``$TRACKWAY_STORE``, else ``./trackway-store``."""
+    return Path(path or os.environ.get("TRACKWAY_STORE") or DEFAULT).expanduser().absolute()
+
+
 def open_store(path: str | os.PathLike[str] | None = None) -> Store:
     """Open a store for reading.
 
@@ -83,7 +96,7 @@ def open_store(path: str | os.PathLike[str] | None = None) -> Store:
     Raises:
         StoreError: there is no store.
     """
-    folder = Path(path or os.environ.get("TRACKWAY_STORE") or DEFAULT).expanduser().absolute()
+    folder = store_path(path)
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file; a store is a directory")
     if not folder.is_dir():

@@ -229,8 +229,9 @@ def _command() -> str:
 
 def _where(store: Path) -> str:
     """Name the store as an option, unless the commands find it by themselves."""
-    found = Path(os.environ.get("TRACKWAY_STORE") or "trackway-store").absolute()
-    return "" if found == store.absolute() else f" --store {shlex.quote(_near(store))}"
+    from trackway.trace.store import store_path
+
+    return "" if store_path() == store.absolute() else f" --store {shlex.quote(_near(store))}"
 
 
 def _near(path: Path) -> str:
