@@ -404,3 +404,141 @@ def test_agents_that_run_at_the_same_time_keep_their_own_tool_calls() -> None:
         ("a thinks", "a"),
         ("b thinks", "b"),
     ]
+
+
+@tool_trace(name="add")
+def add(x: int) -> str:
+    return f"raw{x}"
+
+
+def tool_message(call_id: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def test_a_sliding_window_of_equal_replies_loses_none_of_them() -> None:
+    with recording() as recorded:
+        with trajectory(step=1, sample_index=1):
+            messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+            for turn in range(3):
+                call = asked("nope", "{}", turn)
+                answer = completion(f"try {turn}", [call])
+                chat(messages, answer)
+                said = {"role": "user", "content": "continue"}
+                # Only the last answer, its reply and the user's word are kept.
+                messages = [answer["choices"][0]["message"], tool_message(call["id"], "unknown tool"), said]
+            chat(messages, completion("done"))
+        found = recorded.trajectory()
+    assert roles(found) == ["user", *["assistant", "tool", "user"] * 3, "assistant"]
+    assert [call.result for call in found.tool_calls] == ["unknown tool"] * 3
+
+
+def test_an_answer_whose_reasoning_was_stripped_is_not_told_again() -> None:
+    with recording() as recorded:
+        with trajectory(step=1, sample_index=1):
+            messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+            for turn in range(2):
+                call = asked("add", f'{{"x": {turn}}}', turn)
+                chat(messages, completion(f"<think>long</think>hi {turn}", [call]))
+                add(turn)
+                messages += [
+                    {"role": "assistant", "content": f"hi {turn}", "tool_calls": [call]},
+                    tool_message(call["id"], f"saw {turn}"),
+                ]
+            chat(messages, completion("<think>more</think>bye"))
+            messages += [{"role": "assistant", "content": "bye"}, {"role": "user", "content": "ok"}]
+            chat(messages, completion("end"))
+        found = recorded.trajectory()
+    assert texts(found) == [
+        "go",
+        "<think>long</think>hi 0",
+        "saw 0",
+        "<think>long</think>hi 1",
+        "saw 1",
+        "<think>more</think>bye",
+        "ok",
+        "end",
+    ]
+    assert len(found.tool_calls) == 2
+
+
+def test_calls_of_one_tool_are_matched_by_their_arguments() -> None:
+    with recording() as recorded:
+        with trajectory(step=1, sample_index=1):
+            calls = [asked("add", "{bad", 0), asked("add", '{"x": 1}', 1), asked("add", '{"x": 2}', 2)]
+            answer = completion("", calls)
+            chat([{"role": "user", "content": "go"}], answer)
+            add(2)
+            add(1)
+            replies = [tool_message(f"call_{n}", text) for n, text in enumerate(("ERR parse", "", "saw 2"))]
+            chat(
+                [{"role": "user", "content": "go"}, answer["choices"][0]["message"], *replies],
+                completion("ok"),
+            )
+        found = recorded.trajectory()
+    assert [(call.call_id, call.arguments, call.result) for call in found.tool_calls] == [
+        ("call_0", "{bad", "ERR parse"),
+        ("call_1", {"x": 1}, "raw1"),
+        ("call_2", {"x": 2}, "raw2"),
+    ]
+    # What the model saw, an empty text too.
+    assert {turn.call_id: turn.text for turn in found.turns if turn.role == "tool"} == {
+        "call_0": "ERR parse",
+        "call_1": "",
+        "call_2": "saw 2",
+    }
+
+
+def test_two_calls_with_one_id_are_answered_in_their_order() -> None:
+    with recording() as recorded:
+        with trajectory(step=1, sample_index=1):
+            calls = [asked("add", '{"x": 1}'), asked("nope", "{}")]
+            answer = completion("", calls)
+            chat([{"role": "user", "content": "go"}], answer)
+            add(1)
+            replies = [tool_message("call_0", "saw add"), tool_message("call_0", "no such tool")]
+            chat(
+                [{"role": "user", "content": "go"}, answer["choices"][0]["message"], *replies],
+                completion("ok"),
+            )
+        found = recorded.trajectory()
+    assert [(turn.name, turn.text) for turn in found.turns if turn.role == "tool"] == [
+        ("add", "saw add"),
+        ("nope", "no such tool"),
+    ]
+
+
+@pytest.mark.parametrize("ids", [("a", "b"), ("call", "call")])
+def test_agents_that_run_at_the_same_time_get_their_own_replies(ids: tuple[str, str]) -> None:
+    import asyncio
+
+    @llm_trace
+    async def ask(messages: list[dict[str, Any]], answer: dict[str, Any]) -> dict[str, Any]:
+        return answer
+
+    @rollout_trace
+    async def agent(number: int, mine: asyncio.Event, other: asyncio.Event) -> None:
+        call = {**asked("add", f'{{"x": {number}}}'), "id": ids[number]}
+        answer = completion(f"{number} asks", [call])
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"task {number}"}]
+        await ask(messages, answer)
+        mine.set()
+        await other.wait()
+        add(number)
+        messages += [answer["choices"][0]["message"], tool_message(ids[number], f"saw {number}")]
+        await ask(messages, completion(f"{number} done"))
+
+    async def both() -> None:
+        events = asyncio.Event(), asyncio.Event()
+        with trajectory(step=1, sample_index=1):
+            await asyncio.gather(agent(0, *events), agent(1, *reversed(events)))
+
+    with recording() as recorded:
+        asyncio.run(both())
+        found = recorded.trajectory()
+    assert sorted(texts(found)) == sorted(
+        text for n in (0, 1) for text in (f"task {n}", f"{n} asks", f"saw {n}", f"{n} done")
+    )
+    asks = {turn.text: turn.tool_calls[0].span_id for turn in found.turns if turn.tool_calls}
+    saw = {turn.text: turn.span_id for turn in found.turns if turn.role == "tool"}
+    assert asks["0 asks"] == saw["saw 0"]
+    assert asks["1 asks"] == saw["saw 1"]

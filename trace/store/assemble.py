@@ -13,7 +13,8 @@ import orjson
 from .. import semconv
 from ..model import Event, Kind, Span, Status, Trajectory, TrajectoryKey
 from . import otlp
-from .turns import parsed, turns_of
+from .results import parsed
+from .turns import turns_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
