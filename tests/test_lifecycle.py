@@ -326,3 +326,17 @@ def test_a_destination_that_moves_gets_everything_at_its_new_place(tmp_path: Pat
         found = client.search_traces(locations=[experiment.experiment_id])
         steps.append(sorted(trace.info.tags["step"] for trace in found))
     assert steps == [["1"], ["1", "2"]]
+
+
+def test_a_destination_stays_where_it_is_while_another_process_records(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    uri = f"sqlite:///{tmp_path}/x.db"
+    trackway.configure(store=store, backend="mlflow", sync="off", tracking_uri=uri)
+    done = run("import trackway; trackway.configure(store='store', backend='mlflow', sync='off')", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sync.load_settings(store).tracking_uri == uri
+    other = f"sqlite:///{tmp_path}/y.db"
+    settings = f"store='store', backend='mlflow', sync='off', tracking_uri={other!r}"
+    done = run(f"import trackway; trackway.configure({settings})", tmp_path)
+    assert "another process records" in done.stderr
+    assert sync.load_settings(store).tracking_uri == uri

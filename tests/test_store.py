@@ -460,3 +460,76 @@ def test_a_destination_that_nothing_was_sent_to_has_everything_pending() -> None
         status = recorded.status()
     assert (status.recorded, status.exported, status.pending) == (6, 0, 6)
     assert status.destinations["mlflow"].pending == 6
+
+
+def test_of_several_experiments_a_key_means_the_one_that_ran_last() -> None:
+    with recording() as recorded:
+        for experiment in ("a", "a", "b"):
+            with named(step=1, sample_index=1, experiment=experiment):
+                pass
+        trackway.flush()
+        assert open_store(recorded.path).load("1/1/0").experiment == "b"
+
+
+def test_attempts_that_were_given_the_same_number_get_numbers_of_their_own() -> None:
+    with recording() as recorded:
+        for attempt in (0, 1, 1, 5, 5):
+            with named(step=1, sample_index=1, attempt=attempt):
+                reward("reward", attempt)
+        trackway.flush()
+        store = open_store(recorded.path)
+        names = [found.name for found in store.query(all_attempts=True)]
+        assert names == ["1/1/0", "1/1/0@1", "1/1/0@2", "1/1/0@5", "1/1/0@6"]
+        assert [str(store.load(name).key) for name in names[1:]] == names[1:]
+        found = [store.load(summary.trace_id) for summary in store.query(all_attempts=True)]
+        assert [item.name for item in found] == names
+
+
+def test_status_under_load_never_shows_a_loss_that_did_not_happen(tmp_path: Path) -> None:
+    code = textwrap.dedent("""
+        import trackway
+        trackway.configure(store="store", sync="off", max_segment_bytes=200_000)
+        @trackway.tool_trace
+        def tool(n): return "x" * 500
+        for sample in range(150):
+            with trackway.trajectory(step=1, sample_index=sample):
+                for n in range(5): tool(n)
+            if sample % 20 == 0: trackway.flush()
+    """)
+    workers = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) for _ in range(3)]
+    wait_for(lambda: (tmp_path / "store" / "journal").is_dir())
+    store = open_store(tmp_path / "store")
+    looks = 0
+    while any(worker.poll() is None for worker in workers):
+        status = store.status()
+        looks += 1
+        assert status.dropped_by_reason == {}
+        assert status.recorded == status.exported + status.pending + status.dropped
+        assert min(status.exported, status.pending) >= 0
+    assert looks > 3
+    assert (store.status().recorded, store.status().dropped) == (3 * 150 * 6, 0)
+
+
+def test_a_look_that_has_no_time_for_the_whole_journal_counts_the_rest_as_pending() -> None:
+    with recording() as recorded:
+        for sample in range(60):
+            with named(step=1, sample_index=sample):
+                for _ in range(50):
+                    lookup("x")
+                trackway.trace.lifecycle._active.recorder.writer.flush(10)
+        trackway.flush()
+        for path in recorded.path.glob("index*"):
+            path.unlink()
+        store = open_store(recorded.path)
+        # Lines are taken in by the thousands, and there are fewer here: make the portions small.
+        from trackway.trace.store import index
+
+        portion, index._PORTION = index._PORTION, 10
+        try:
+            early = store.status(deadline=0.0)
+        finally:
+            index._PORTION = portion
+        late = store.status()
+    assert 0 < early.exported < late.exported
+    assert (early.recorded, early.dropped) == (late.recorded, 0) == (60 * 51, 0)
+    assert early.pending == early.recorded - early.exported

@@ -189,9 +189,9 @@ def _wait_for_arrival(config: TraceConfig, deadline: float) -> StoreStatus:
     store = open_store(config.store)
     try:
         if config.sync != "off":
-            while not _arrived(store, config) and time.monotonic() < deadline:
+            while not _arrived(store, config, deadline) and time.monotonic() < deadline:
                 time.sleep(min(_POLL, max(0.0, deadline - time.monotonic())))
-        status = store.status()
+        status = store.status(deadline)
     finally:
         store.close()
     for name, destination in status.destinations.items():
@@ -200,11 +200,12 @@ def _wait_for_arrival(config: TraceConfig, deadline: float) -> StoreStatus:
     return status
 
 
-def _arrived(store: Store, config: TraceConfig) -> bool:
+def _arrived(store: Store, config: TraceConfig, deadline: float) -> bool:
+    place = sync.load_settings(config.store).tracking_uri  # as the follower has it
     cursors = Cursors(config.store, read_only=True)
     try:
-        names = [cursor_name(backend, config.tracking_uri) for backend in config.backend]
-        return all(not store.due(cursors.delivered(name)) for name in names)
+        names = [cursor_name(backend, place) for backend in config.backend]
+        return all(not store.due(cursors.delivered(name), deadline) for name in names)
     finally:
         cursors.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -204,12 +205,16 @@ def save_settings(config: TraceConfig) -> None:
     """
     with suppress(StoreError):
         left = load_settings(config.store)
-        if set(left.backend) - set(config.backend) and _others_record(config.store):
-            config = replace(
-                config,
-                backend=tuple(dict.fromkeys([*left.backend, *config.backend])),
-                tracking_uri=config.tracking_uri or left.tracking_uri,
-            )
+        if left.backend and _others_record(config.store):
+            if config.tracking_uri not in (None, left.tracking_uri):
+                log.warning(
+                    "another process records into %s and has it exported to %s: tracking_uri=%r is ignored",
+                    config.store,
+                    left.tracking_uri or "the database in the store",
+                    config.tracking_uri,
+                )
+            backends = tuple(dict.fromkeys([*left.backend, *config.backend]))
+            config = replace(config, backend=backends, tracking_uri=left.tracking_uri)
     path = config.store / CONFIG
     draft = path.with_name(f"{CONFIG}.{os.getpid()}.new")
     # A tracking URI may hold credentials, so nobody else may read it.
@@ -220,8 +225,11 @@ def save_settings(config: TraceConfig) -> None:
 
 
 def _others_record(store: Path) -> bool:
-    me = os.getpid()
-    return any(writer.alive and writer.counters.get("pid") != me for writer in journal.writers(store))
+    me = os.getpid(), socket.gethostname()
+    return any(
+        writer.alive and (writer.counters.get("pid"), writer.counters.get("host")) != me
+        for writer in journal.writers(store)
+    )
 
 
 def load_settings(store: Path) -> TraceConfig:

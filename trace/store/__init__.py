@@ -165,6 +165,36 @@ class Store:
         """
         if status is not None and status not in get_args(Status):
             raise ValueError(f"status={status!r} is none of {', '.join(get_args(Status))}")
+        self._index.refresh()
+        return self._find_all(
+            step=step,
+            sample=sample,
+            rollout=rollout,
+            validate=validate,
+            status=status,
+            experiment=experiment,
+            min_reward=min_reward,
+            max_reward=max_reward,
+            limit=limit,
+            all_attempts=all_attempts,
+            newest=newest,
+        )
+
+    def _find_all(
+        self,
+        *,
+        step: int | None = None,
+        sample: int | str | None = None,
+        rollout: int | None = None,
+        validate: bool | None = None,
+        status: Status | None = None,
+        experiment: str | None = None,
+        min_reward: float | None = None,
+        max_reward: float | None = None,
+        limit: int | None = None,
+        all_attempts: bool = False,
+        newest: bool = False,
+    ) -> Iterator[Summary]:
         where, values = ["1"], []
         same = ("step", step), ("rollout_n", rollout), ("validate", validate), ("experiment", experiment)
         for column, value in same:
@@ -192,7 +222,6 @@ class Store:
             if newest
             else "named DESC, step, validate, sample_index, rollout_n, effective, start_ns"
         )
-        self._index.refresh()
         flight = _Flight(self.path)
         try:
             rows = self._index.rows("WHERE " + " AND ".join(where), values, order)
@@ -276,7 +305,11 @@ class Store:
         chosen = exact or candidates
         if not chosen:
             raise TrajectoryNotFound(f"no trajectory {text} in {self.path}{self._near(key)}")
-        last = chosen[-1]
+        newest = max(chosen, key=lambda summary: summary.start_ns)
+        same = [
+            item for item in chosen if (item.project, item.experiment) == (newest.project, newest.experiment)
+        ]
+        last = max(same, key=lambda summary: summary.attempt)
         return last.trace_id, last.attempt
 
     def _attempts(self, key: TrajectoryKey, flight: _Flight) -> list[Summary]:
@@ -303,20 +336,30 @@ class Store:
         near = difflib.get_close_matches(str(key), names, n=3, cutoff=0.4)
         return f"; did you mean {', '.join(near)}?" if near else "; `trackway ls` lists them"
 
-    def status(self) -> StoreStatus:
-        """Count what was recorded, exported, is pending and was dropped."""
-        self._index.refresh()
+    def status(self, deadline: float | None = None) -> StoreStatus:
+        """Count what was recorded, exported, is pending and was dropped.
+
+        Args:
+            deadline: a time of ``time.monotonic``; what was not taken in by then counts as pending.
+        """
+        # The writers first: by the time that the journal is read, it has at least what they say.
+        writers = journal.writers(self.path)
+        done = self._index.refresh(deadline)
         segments = journal.segments(self.path)
-        writers = journal.writers(self.path, segments)
         trajectories, spans = self._index.totals()
         stored = self._index.written()
         dropped: dict[str, int] = {}
         waiting = 0
         for writer in writers:
-            for reason, count in self._losses(writer, stored.get(writer.name, 0)).items():
+            here = stored.get(writer.name, 0)
+            if done:
+                losses = self._losses(writer, here)
+                waiting += writer.waiting(here) if writer.alive else 0
+            else:
+                losses = dict(writer.dropped)
+                waiting += max(0, writer.recorded - sum(losses.values()) - here)
+            for reason, count in losses.items():
                 dropped[reason] = dropped.get(reason, 0) + count
-            if writer.alive:
-                waiting += writer.waiting(stored.get(writer.name, 0))
         destinations = self._destinations(spans)
         exported = min((item.exported for item in destinations.values()), default=spans)
         return StoreStatus(
@@ -325,7 +368,7 @@ class Store:
             pending=spans - exported + waiting,
             dropped=sum(dropped.values()),
             trajectories=trajectories,
-            in_flight=sum(1 for _ in self.query(status="running")),
+            in_flight=sum(summary.status == "running" for summary in self._find_all(status="running")),
             bytes=sum(segment.path.stat().st_size for segment in segments),
             torn_lines=self._index.torn({writer.name for writer in writers if not writer.alive}),
             writers_alive=sum(writer.alive for writer in writers),
@@ -362,13 +405,14 @@ class Store:
             )
         return found
 
-    def due(self, destination: Mapping[str, int]) -> list[tuple[str, int]]:
+    def due(self, destination: Mapping[str, int], deadline: float | None = None) -> list[tuple[str, int]]:
         """List what a destination lacks: complete trajectories with their number of spans.
 
         Args:
             destination: what it has: trace id -> number of spans.
+            deadline: a time of ``time.monotonic`` after which no more of the journal is taken in.
         """
-        self._index.refresh()
+        self._index.refresh(deadline)
         alive = {writer.name for writer in journal.writers(self.path) if writer.alive}
         due = []
         for trace_id, spans, ended in self._index.sizes():

@@ -7,8 +7,10 @@ import math
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ VERSION = 3
 _TRACE_ID = re.compile(rb'"traceId":"([0-9a-f]{32})"')
 _SPAN = b'"spanId":"'
 """Stands once in each span; inside a text its quotes would be escaped."""
+_PORTION = 2_000
+"""Lines taken in at once."""
 _TIMEOUT = 30.0
 
 _SCHEMA = """
@@ -53,16 +57,18 @@ _COLUMNS = (
     "experiment, ended"
 )
 
-# An attempt that nobody numbered is numbered by its start among those of the same key and experiment.
+# Attempts are numbered by their start among those of the same key and experiment, but never below the number
+# that the caller gave.
 _KEY = ("named", "step", "sample_index", "rollout_n", "validate", "project", "experiment")
-_SAME = f"{', '.join(_KEY)}, iif(named, '', trace_id)"
+_SAME = f"PARTITION BY {', '.join(_KEY)}, iif(named, '', trace_id)"
+_ORDER = "ORDER BY attempt, start_ns, trace_id"
 _NUMBERED = f"""
-SELECT {_COLUMNS},
-    max(attempt, nth) AS effective, nth = total - 1 AS latest
+SELECT *, nth + max(0, max(attempt - nth) OVER (PARTITION BY same ORDER BY nth)) AS effective
 FROM (
-    SELECT *,
-        row_number() OVER (PARTITION BY {_SAME} ORDER BY attempt, start_ns, trace_id) - 1 AS nth,
-        count(*) OVER (PARTITION BY {_SAME}) AS total
+    SELECT {_COLUMNS},
+        row_number() OVER ({_SAME} {_ORDER}) - 1 AS nth,
+        row_number() OVER ({_SAME} ORDER BY attempt DESC, start_ns DESC, trace_id DESC) = 1 AS latest,
+        first_value(trace_id) OVER ({_SAME} {_ORDER}) AS same
     FROM trajectories
 )
 """
@@ -124,26 +130,34 @@ class Index:
         """Close the database."""
         self._db.close()
 
-    def refresh(self) -> None:
-        """Take in what was appended to the journal since the last time."""
-        with self._building():
-            self._db.execute("BEGIN")
-            try:
-                touched = self._read_tails()
-                self._summarise(touched)
-                self._db.execute("COMMIT")
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
+    def refresh(self, deadline: float | None = None) -> bool:
+        """Take in what was appended to the journal since the last time.
 
-    def _read_tails(self) -> list[str]:
-        known = {
-            name: (number, read_to, torn)
-            for number, name, read_to, torn in self._db.execute(
-                "SELECT id, name, read_to, torn FROM segments"
-            )
-        }
+        Args:
+            deadline: a time of ``time.monotonic`` after which to stop; at least one portion is taken in.
+
+        Returns:
+            Whether nothing is left.
+        """
+        while True:
+            with self._building():
+                self._db.execute("BEGIN")
+                try:
+                    touched, done = self._read_tails()
+                    self._summarise(touched)
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+            if done or (deadline is not None and time.monotonic() > deadline):
+                return done
+
+    def _read_tails(self) -> tuple[list[str], bool]:
+        """Note where the next lines stand; give the traces they belong to, and whether there are no more."""
+        rows = self._db.execute("SELECT id, name, read_to, torn FROM segments")
+        known = {name: (number, read_to, torn) for number, name, read_to, torn in rows}
         touched: dict[str, None] = {}
+        room = _PORTION
         for segment in journal.segments(self._store):
             number, read_to, torn = known.get(segment.path.name, (None, 0, 0))
             if segment.path.stat().st_size <= read_to:
@@ -155,7 +169,8 @@ class Index:
                 )
                 number = cursor.lastrowid
             places = []
-            for offset, line in segment.read(read_to):
+            for offset, line in islice(segment.read(read_to), room):
+                room -= 1
                 match = _TRACE_ID.search(line)
                 if match is None or not line.endswith(b"]}]}]}\n"):
                     torn += bool(line.strip())
@@ -167,7 +182,9 @@ class Index:
                 "UPDATE segments SET read_to = ?, torn = ? WHERE id = ?", (read_to, torn, number)
             )
             touched.update(dict.fromkeys(place[0] for place in places))
-        return list(touched)
+            if not room:
+                return list(touched), False
+        return list(touched), True
 
     def _summarise(self, trace_ids: Iterable[str]) -> None:
         places = ", ".join("?" for _ in _COLUMNS.split(","))
@@ -221,15 +238,18 @@ class Index:
     def attempt(self, trace_id: str) -> int | None:
         """Give the number of the attempt that a trajectory is; None when it has no key or is not known."""
         same = " AND ".join(f"other.{name} IS this.{name}" for name in _KEY)
-        order = (
-            "(other.attempt, other.start_ns, other.trace_id) < (this.attempt, this.start_ns, this.trace_id)"
-        )
-        before = f"SELECT count(*) FROM trajectories AS other WHERE {same} AND {order}"
-        row = self._db.execute(
-            f"SELECT max(attempt, ({before})) FROM trajectories AS this WHERE trace_id = ? AND named",
+        rows = self._db.execute(
+            "SELECT other.trace_id, other.attempt FROM trajectories AS other, trajectories AS this "
+            f"WHERE this.trace_id = ? AND this.named AND {same} "
+            "ORDER BY other.attempt, other.start_ns, other.trace_id",
             (trace_id,),
-        ).fetchone()
-        return None if row is None else int(row[0])
+        )
+        number = -1
+        for other, given in rows:
+            number = max(int(given), number + 1)
+            if other == trace_id:
+                return number
+        return None
 
     def totals(self) -> tuple[int, int]:
         """Count trajectories and their spans."""
