@@ -27,14 +27,14 @@ class _Agent:
 
     Attributes:
         known: how often each message was told.
-        answers: its generations' turns.
-        last: place of the last of them among all turns.
+        answers: texts of its answers, and ids of the calls in them.
+        last: place of its last answer among all turns.
         answered: which of that one's calls have got their message.
         sequence: token ids so far.
     """
 
     known: dict[bytes, int] = field(default_factory=dict)
-    answers: list[Turn] = field(default_factory=list)
+    answers: set[str] = field(default_factory=set)
     last: int | None = None
     answered: set[int] = field(default_factory=set)
     sequence: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ def conversation_of(spans: Sequence[Span], generations: Sequence[Span], tools: S
     early = [tool_turn(tool, orphan=True) for tool in tools if tool.span_id not in owners]
     for number, span in enumerate(generations):
         agent = states.setdefault(agents.of(span), _Agent())
-        said = _new_messages(span, agent)
+        said = _new_messages(turns, span, agent)
         replies = _with_replies(turns, agent, early if number == 0 else [], said)
         added = _added(span, agent.sequence)
         if added or (not agent.answers and not said and prompt_text(span)):
@@ -63,7 +63,7 @@ def conversation_of(spans: Sequence[Span], generations: Sequence[Span], tools: S
         after = [tool for tool in tools if owners.get(tool.span_id) == number]
         answer = _assistant_turn(span, after)
         agent.last, agent.answered = len(turns), set()
-        agent.answers.append(answer)
+        agent.answers |= _marks_of(answer)
         ids = {call.span_id: call.call_id for call in answer.tool_calls}
         turns.append(answer)
         turns += [replace(tool_turn(tool), call_id=ids.get(tool.span_id)) for tool in after]
@@ -100,7 +100,7 @@ def _owners(agents: _Agents, generations: Sequence[Span], tools: Sequence[Span])
     return owners
 
 
-def _new_messages(span: Span, agent: _Agent) -> list[Turn]:
+def _new_messages(turns: Sequence[Turn], span: Span, agent: _Agent) -> list[Turn]:
     """Give the messages of a generation's input that no earlier turn has said.
 
     What follows the agent's last answer is new, whatever it says. Before it, a message counts as often as it
@@ -108,33 +108,39 @@ def _new_messages(span: Span, agent: _Agent) -> list[Turn]:
     its calls, or by its text, of which the reasoning in front may be gone by now.
     """
     messages = [message_turn(message) for message in messages_of(span.inputs)]
-    last = agent.answers[-1] if agent.answers else None
-    places = [n for n, turn in enumerate(messages) if last is not None and _repeats(turn, last)]
+    last = set() if agent.last is None else _marks_of(turns[agent.last])
+    places = [n for n, turn in enumerate(messages) if _repeats(turn, last)]
     fresh_from = places[-1] + 1 if places else len(messages)
-    turns = []
+    fresh = []
     seen: dict[bytes, int] = {}
     for place, turn in enumerate(messages):
+        if _repeats(turn, agent.answers):
+            continue
         mark = orjson.dumps([turn.role, turn.text, turn.call_id])
         seen[mark] = seen.get(mark, 0) + 1
-        if turn.role == "assistant" and any(_repeats(turn, answer) for answer in agent.answers):
-            continue
         if place >= fresh_from or seen[mark] > agent.known.get(mark, 0):
             agent.known[mark] = max(seen[mark], agent.known.get(mark, 0))
-            turns.append(turn)
-    return turns
+            fresh.append(turn)
+    return fresh
 
 
-def _repeats(message: Turn, answer: Turn) -> bool:
-    """Say whether a message is an answer that was given before."""
+def _marks_of(answer: Turn) -> set[str]:
+    """Give what an answer is known by when it comes back as a message: its calls, else its text.
+
+    Many loops leave out the reasoning in front of it, up to the mark that ends it.
+    """
+    ids = {f"call {call.call_id}" for call in answer.tool_calls if call.call_id is not None}
+    return {*ids, f"text {answer.text.strip()}", f"text {answer.text.rpartition('>')[2].strip()}"}
+
+
+def _repeats(message: Turn, marks: set[str]) -> bool:
+    """Say whether a message is one of the answers that have these marks."""
     if message.role != "assistant":
         return False
-    ids = {call.call_id for call in message.tool_calls}
-    if ids - {None} and ids <= {call.call_id for call in answer.tool_calls}:
-        return message.text in answer.text
-    if message.text == answer.text:
+    ids = [f"call {call.call_id}" for call in message.tool_calls if call.call_id is not None]
+    if f"text {message.text.strip()}" in marks:
         return True
-    before = answer.text.removesuffix(message.text) if message.text else answer.text
-    return before != answer.text and before.rstrip().endswith(">")
+    return not message.text.strip() and bool(ids) and marks.issuperset(ids)
 
 
 def _with_replies(
