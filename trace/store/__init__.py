@@ -166,35 +166,6 @@ class Store:
         if status is not None and status not in get_args(Status):
             raise ValueError(f"status={status!r} is none of {', '.join(get_args(Status))}")
         self._index.refresh()
-        return self._find_all(
-            step=step,
-            sample=sample,
-            rollout=rollout,
-            validate=validate,
-            status=status,
-            experiment=experiment,
-            min_reward=min_reward,
-            max_reward=max_reward,
-            limit=limit,
-            all_attempts=all_attempts,
-            newest=newest,
-        )
-
-    def _find_all(
-        self,
-        *,
-        step: int | None = None,
-        sample: int | str | None = None,
-        rollout: int | None = None,
-        validate: bool | None = None,
-        status: Status | None = None,
-        experiment: str | None = None,
-        min_reward: float | None = None,
-        max_reward: float | None = None,
-        limit: int | None = None,
-        all_attempts: bool = False,
-        newest: bool = False,
-    ) -> Iterator[Summary]:
         where, values = ["1"], []
         same = ("step", step), ("rollout_n", rollout), ("validate", validate), ("experiment", experiment)
         for column, value in same:
@@ -237,7 +208,7 @@ class Store:
                     summaries.append(summary)
         if status is not None:
             summaries = [summary for summary in summaries if summary.status == status]
-        yield from summaries if limit is None else summaries[:limit]
+        return iter(summaries if limit is None else summaries[:limit])
 
     def _current(self, summary: Summary, flight: _Flight) -> Summary:
         if self._index.writers_of(summary.trace_id) & flight.alive:
@@ -368,7 +339,7 @@ class Store:
             pending=spans - exported + waiting,
             dropped=sum(dropped.values()),
             trajectories=trajectories,
-            in_flight=sum(summary.status == "running" for summary in self._find_all(status="running")),
+            in_flight=self._in_flight(),
             bytes=sum(segment.path.stat().st_size for segment in segments),
             torn_lines=self._index.torn({writer.name for writer in writers if not writer.alive}),
             writers_alive=sum(writer.alive for writer in writers),
@@ -377,6 +348,12 @@ class Store:
             dropped_by_reason=dropped,
             destinations=destinations,
         )
+
+    def _in_flight(self) -> int:
+        flight = _Flight(self.path)
+        open_ones = {summary.trace_id for summary, _, _ in self._index.rows("WHERE NOT ended")}
+        running = {trace_id for trace_id in open_ones if self._index.writers_of(trace_id) & flight.alive}
+        return len(running | (flight.living - self._index.trace_ids(flight.living)))
 
     def _losses(self, writer: journal.Writer, stored: int) -> dict[str, int]:
         """Compare what a writer says it did with what stands in the journal."""
