@@ -19,10 +19,10 @@ from urllib.parse import quote
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from ..capture.snapshot import clean
 from ..model import Trajectory
 from .mlflow_payload import Reward, TracePayload, payload_of
 from .mlflow_store import check_server, embedded_uri, one_transaction, open_store, public, tracking_uri
-from .mlflow_text import clean
 
 if TYPE_CHECKING:
     from ..config import TraceConfig

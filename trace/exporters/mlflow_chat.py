@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..capture.snapshot import clean
 from ..model import ToolCall, Turn
 from . import chat_template
-from .mlflow_text import ELSEWHERE, clean, cut, dumps
+from .mlflow_text import ELSEWHERE, cut, dumps
 
 CHAT_LIMIT: Final = 1_000_000
 """Most characters of all the messages in one attribute."""

@@ -16,9 +16,10 @@ from typing import Final
 from opentelemetry.sdk.trace import ReadableSpan
 
 from .. import model, semconv
+from ..capture.snapshot import clean
 from .mlflow_chat import Chat, chat_of, text_of
 from .mlflow_spans import last_moment, spans_of, total_usage
-from .mlflow_text import clean, cut, digest, dumps, short_name
+from .mlflow_text import cut, digest, dumps, short_name
 
 TAG_LIMIT: Final = 4096
 """Characters of a tag that every database behind MLflow keeps (``MAX_CHARS_IN_TRACE_INFO_TAGS_VALUE``)."""

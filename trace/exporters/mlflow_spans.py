@@ -16,8 +16,9 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
 from .. import model, semconv
+from ..capture.snapshot import clean
 from .mlflow_chat import CHAT_LIMIT, Chat, Message, fit, recorded_messages, text_of
-from .mlflow_text import TEXT_LIMIT, clean, cut, dumps, short_name
+from .mlflow_text import TEXT_LIMIT, cut, dumps, short_name
 
 ATTRIBUTE_LIMIT: Final = 4_000_000
 """Most characters of an attribute that is handed on as it was recorded, such as token ids."""

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import orjson
 
+from ..capture.snapshot import clean
+
 TEXT_LIMIT: Final = 100_000
 """Most characters of one text, or of one value written as JSON; MLflow's page takes seconds for more."""
 NAME_LIMIT: Final = 250
@@ -28,15 +30,6 @@ def cut(text: str, limit: int = TEXT_LIMIT) -> str:
     tail = limit // 4
     head = limit - tail
     return f"{text[:head]}⟨{len(text) - limit} characters {ELSEWHERE}⟩{text[len(text) - tail :]}"
-
-
-def clean(text: str) -> str:
-    """Make a text valid UTF-8 without NUL, which databases and UTF-8 encoders refuse."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-8", "backslashreplace").decode()
-    return text.replace("\0", "␀") if "\0" in text else text
 
 
 def dumps(value: Any) -> str:
