@@ -381,7 +381,7 @@ def test_large_arrays_are_summed_up():
 
 
 def test_only_what_may_hold_a_long_array_is_walked():
-    payload = PayloadFormat(TraceConfig(max_array_items=100), {"token_ids": "response"})
+    payload = PayloadFormat(TraceConfig(max_array_items=100), {"token_ids": "response"}, lambda: None)
     plain = orjson.dumps({"text": "one two three " * 1000, "list": list(range(90))})
     assert isinstance(payload.value(plain), orjson.Fragment)
     assert payload.value(orjson.dumps({"list": list(range(101))}))["list"]["length"] == 101

@@ -59,10 +59,14 @@ class TraceConfig:
         logprob_fields: names of fields that hold the log probabilities of a response's tokens.
         redact: further names of keys whose values are secrets. Default none.
         max_array_items: longest array kept item by item. Default 10,000 items.
-        max_queue_bytes: memory for spans that wait to be written. Default 256 MiB.
+        max_queue_bytes: memory for spans that wait to be written. Default 512 MiB.
         queue_policy: what happens to a span when that memory is full: ``drop`` it, or ``block`` the
-            caller for at most ``queue_timeout``, then drop it. Default ``drop``.
+            caller until there is room. Once a caller has waited for ``queue_timeout`` in vain, spans are
+            dropped without waiting until there is room again. Default ``block``.
         queue_timeout: in seconds. Default 1.
+        max_open_spans: most spans that are remembered as open; the oldest one above is given up as
+            expired, and still recorded when it ends after all. Default 100,000.
+        open_timeout: seconds after which an open span is given up likewise. Default None: never.
         max_segment_bytes: size at which a new journal file is begun. Default 64 MiB.
     """
 
@@ -103,9 +107,11 @@ class TraceConfig:
     logprob_fields: tuple[str, ...] = ("response_logprobs", "log_probs", "logprobs", "generation_log_probs")
     redact: tuple[str, ...] = ()
     max_array_items: int = 10_000
-    max_queue_bytes: int = 256 * 2**20
-    queue_policy: Literal["drop", "block"] = "drop"
+    max_queue_bytes: int = 512 * 2**20
+    queue_policy: Literal["drop", "block"] = "block"
     queue_timeout: float = 1.0
+    max_open_spans: int = 100_000
+    open_timeout: float | None = None
     max_segment_bytes: int = 64 * 2**20
 
 

@@ -352,6 +352,8 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "max_queue_bytes": _positive,
     "queue_policy": partial(_choice, ("drop", "block")),
     "queue_timeout": partial(_number, 0, math.inf),
+    "max_open_spans": _positive,
+    "open_timeout": partial(_optional, partial(_number, 0, math.inf)),
     "max_segment_bytes": _positive,
 }
 TEXTS = ("store", "project", "experiment", "tracking_uri", "run_id", "tokenizer", "sync", "queue_policy")

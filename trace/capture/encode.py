@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from sys import byteorder
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
@@ -20,6 +21,8 @@ from ..store import otlp
 from . import snapshot
 from .payload import PayloadFormat
 from .scope import Failure, Reward, Scope
+from .shared import SharedParts
+from .snapshot import Snapshot
 from .streams import Found, StreamTokens, Tokens
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ _UNKNOWN = {
     semconv.PROMPT_TEXT: semconv.PROMPT_UNKNOWN,
     semconv.RESPONSE_TEXT: semconv.RESPONSE_UNKNOWN,
 }
+_BASES = {"input": semconv.INPUT_BASE, "output": semconv.OUTPUT_BASE}
 _MIN_SHARED = 8
 """Shorter common beginnings of two sequences are not worth a reference."""
 _MAX_DECODERS = 8
@@ -47,11 +51,15 @@ class SpanEncoder:
     Args:
         config: settings of this process.
         token_fields: field name -> what it holds.
+        breathe: called now and then in the middle of long work.
     """
 
-    def __init__(self, config: TraceConfig, token_fields: Mapping[str, str]) -> None:
+    def __init__(
+        self, config: TraceConfig, token_fields: Mapping[str, str], breathe: Callable[[], object]
+    ) -> None:
         self._config = config
-        self._payload = PayloadFormat(config, token_fields)
+        self._breathe = breathe
+        self._payload = PayloadFormat(config, token_fields, breathe)
         self._decoders: dict[int | str, tuple[Any, HFDecoder]] = {}
 
     def encode(self, scope: Scope) -> bytes:
@@ -62,9 +70,11 @@ class SpanEncoder:
         try:
             encoded = self._encode(scope, self._payloads)
         except Exception as error:
+            scope.rollout.parts.forget_new()
             scope.recorder.trouble("could not encode a span, of which little is kept", error)
             return self._least(scope, error)
         rollout = scope.rollout
+        rollout.parts.keep()
         whole = scope.parent is None and scope.kind in ("trajectory", "rollout") and scope.status == "ok"
         if whole and not rollout.generates and not rollout.sequence:
             scope.recorder.warn_once(
@@ -74,12 +84,23 @@ class SpanEncoder:
             )
         return encoded
 
-    def encode_open(self, scope: Scope) -> bytes:
-        """Encode a scope that has not ended: what is known of it so far, long arguments left out."""
-        return self._encode(scope, self._short_arguments)
+    def encode_open(self, scope: Scope, expired: str | None = None) -> bytes:
+        """Encode a scope that has not ended: what is known of it so far, long arguments left out.
 
-    def _encode(self, scope: Scope, payloads: Callable[[Scope, dict[str, Any]], object]) -> bytes:
-        attributes: dict[str, Any] = {semconv.KIND: scope.kind, **scope.rollout.tags, **(scope.extra or {})}
+        Args:
+            scope: the open scope.
+            expired: why it is not waited for any more.
+        """
+        facts = {} if expired is None else {semconv.EXPIRED: expired}
+        return self._encode(scope, self._short_arguments, facts)
+
+    def _encode(
+        self,
+        scope: Scope,
+        payloads: Callable[[Scope, dict[str, Any]], object],
+        facts: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bytes:
+        attributes = {semconv.KIND: scope.kind, **scope.rollout.tags, **(scope.extra or {}), **facts}
         if scope.policy_version is not None:
             attributes[semconv.POLICY_VERSION] = scope.policy_version
         notes = attributes[semconv.NOTES] = list(attributes.get(semconv.NOTES, ()))
@@ -87,6 +108,7 @@ class SpanEncoder:
             try:
                 part(scope, attributes)
             except Exception as error:
+                scope.rollout.parts.forget_new()
                 name = part.__name__.strip("_")
                 scope.recorder.trouble(f"could not encode the {name} of a span", error)
                 notes.append(snapshot.clean(f"{name} lost: {type(error).__name__}: {error}"))
@@ -113,28 +135,27 @@ class SpanEncoder:
         return orjson.dumps({**self._place(scope, attributes), "status": {"code": code}})
 
     def _place(self, scope: Scope, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        span: Any = scope.span
-        context = span.get_span_context()
+        span = scope.span
         return {
-            "traceId": f"{context.trace_id:032x}",
-            "spanId": f"{context.span_id:016x}",
-            "parentSpanId": "" if span.parent is None else f"{span.parent.span_id:016x}",
+            "traceId": f"{span.trace_id:032x}",
+            "spanId": f"{span.span_id:016x}",
+            "parentSpanId": "" if span.parent_id is None else f"{span.parent_id:016x}",
             "name": snapshot.text(span.name),
             "kind": 1,
-            "startTimeUnixNano": str(span.start_time),
-            "endTimeUnixNano": str(span.end_time or 0),
+            "startTimeUnixNano": str(span.start_ns),
+            "endTimeUnixNano": str(span.end_ns or 0),
             "attributes": otlp.encode_attributes(attributes),
         }
 
     def _span(self, scope: Scope, attributes: dict[str, Any]) -> dict[str, Any]:
-        span: Any = scope.span
+        span = scope.span
         code = otlp.UNSET
         description = ""
-        events = [_event(event.name, event.timestamp, dict(event.attributes or {})) for event in span.events]
+        events = [_event(name, time_ns, facts) for name, time_ns, facts in list(span.events or ())]
         if scope.failure is not None:
             code = otlp.ERROR
             description = f"{scope.failure.type}: {self._payload.text(scope.failure.message)}"
-            events.append(_event(semconv.EXCEPTION_EVENT, span.end_time, self._exception(scope.failure)))
+            events.append(_event(semconv.EXCEPTION_EVENT, span.end_ns, self._exception(scope.failure)))
         elif scope.status == "ok":
             code = otlp.OK
         if scope.rewards:
@@ -151,7 +172,7 @@ class SpanEncoder:
 
     def _identity(self, scope: Scope, attributes: dict[str, Any]) -> None:
         attributes[semconv.OPERATION] = _OPERATIONS.get(scope.kind, scope.kind)
-        name = snapshot.text(scope.span.name)  # type: ignore[attr-defined]
+        name = snapshot.text(scope.span.name)
         if scope.kind == "tool":
             attributes[semconv.TOOL_NAME] = name
         elif scope.kind in ("rollout", "trajectory"):
@@ -163,18 +184,34 @@ class SpanEncoder:
             note = f"{len(scope.inputs):,} bytes of arguments are recorded when the call ends"
             attributes.setdefault(semconv.NOTES, []).append(note)
         else:
-            self._arguments(scope, attributes)
+            self._arguments(scope, attributes, SharedParts())
 
-    def _arguments(self, scope: Scope, attributes: dict[str, Any]) -> Tokens:
+    def _arguments(self, scope: Scope, attributes: dict[str, Any], parts: SharedParts) -> Tokens:
         found = Found(scope.prompt)
         if scope.inputs is not None:
             name = semconv.TOOL_ARGUMENTS if scope.kind == "tool" else semconv.INPUT
-            attributes[name] = self._payload.json(scope.inputs, found)
+            self._shared(scope, scope.inputs, found, parts, name, "input", attributes)
             _note_several(found, "arguments", attributes)
         return found.tokens
 
+    def _shared(
+        self,
+        scope: Scope,
+        value: Snapshot,
+        found: Found,
+        parts: SharedParts,
+        name: str,
+        which: str,
+        attributes: dict[str, Any],
+    ) -> None:
+        text, bases = self._payload.shared_json(value, found, parts, f"{scope.span.span_id:016x}", which)
+        attributes[name] = text
+        if bases:
+            attributes[_BASES[which]] = orjson.dumps(bases).decode()
+
     def _payloads(self, scope: Scope, attributes: dict[str, Any]) -> None:
-        given = self._arguments(scope, attributes)
+        parts = scope.rollout.parts
+        given = self._arguments(scope, attributes, parts)
         found = Found(scope.response)
         made = found.tokens
         name = semconv.TOOL_RESULT if scope.kind == "tool" else semconv.OUTPUT
@@ -182,8 +219,10 @@ class SpanEncoder:
             attributes[name] = self._items(scope, found)
         elif isinstance(scope.output, str) and scope.kind == "tool":
             attributes[name] = self._payload.text(scope.output)
-        elif scope.output is not None:
+        elif scope.kind == "tool" and scope.output is not None:
             attributes[name] = self._payload.json(scope.output, found)
+        elif scope.output is not None:
+            self._shared(scope, scope.output, found, parts, name, "output", attributes)
         _note_several(found, "result", attributes)
         for what in given.keys() & made.keys():
             if given[what] != made[what]:
@@ -213,15 +252,18 @@ class SpanEncoder:
         decoder = self._decoder(scope) if self._config.token2text else None
         rollout = scope.rollout
         kept = 0
+        before = rollout.sequence
         if prompt is not None:
-            prompt = _integers(prompt)
-            kept = shared_beginning(rollout.sequence, prompt)
+            kept = shared_beginning(before, prompt)
             if kept >= _MIN_SHARED:
                 attributes[semconv.PROMPT_BASE] = f"{rollout.sequence_span}:{kept}"
             else:
                 kept = 0
+            added = _integers(prompt[kept:])
+            prompt = (before if kept == len(before) else before[:kept]) + added if kept else added
+            self._breathe()
             self._ids(
-                prompt[kept:],
+                added,
                 decoder,
                 semconv.PROMPT_IDS,
                 semconv.PROMPT_TEXT,
@@ -235,7 +277,7 @@ class SpanEncoder:
             start = 0
             if prompt is not None and kept == len(prompt):
                 # The result of a whole rollout repeats what its generations and tools gave.
-                start = shared_beginning(rollout.sequence[kept:], response)
+                start = shared_beginning(before[kept:], response)
                 if start >= _MIN_SHARED:
                     attributes[semconv.RESPONSE_BASE] = f"{rollout.sequence_span}:{kept}:{start}"
                 else:
@@ -265,7 +307,7 @@ class SpanEncoder:
             attributes[semconv.RESPONSE_LOGPROBS] = pack_floats(logprobs)
         if prompt is not None and response is not None:
             rollout.sequence = prompt + response
-            rollout.sequence_span = f"{scope.span.get_span_context().span_id:016x}"
+            rollout.sequence_span = f"{scope.span.span_id:016x}"
 
     def _texts(self, response: tuple[int, ...], runs: Sequence[tuple[int, int]], decoder: HFDecoder) -> str:
         """Decode each run of the mask by itself: a loop that was not traced inside has no other turns."""
@@ -321,11 +363,13 @@ class SpanEncoder:
     def _root(self, scope: Scope, attributes: dict[str, Any]) -> None:
         for name, value in list((scope.annotations or {}).items()):
             attributes[semconv.ANNOTATION_PREFIX + snapshot.clean(name)] = self._payload.field(name, value)
+        rollout = scope.rollout
+        if scope.parent is None or rollout.experiment != self._config.experiment:
+            # A reader needs it before the root has ended; else it is that of the process, on every line.
+            attributes[semconv.EXPERIMENT] = rollout.experiment
         if scope.parent is not None:
             return
-        rollout = scope.rollout
         attributes[semconv.PROJECT] = rollout.project
-        attributes[semconv.EXPERIMENT] = rollout.experiment
         if rollout.run_id:
             attributes[semconv.RUN_ID] = rollout.run_id
 

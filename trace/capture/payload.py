@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -11,6 +11,7 @@ from trackway.decoders import cut_text
 
 from . import snapshot
 from .redact import MASK, Redactor
+from .shared import Base, SharedParts
 from .snapshot import Snapshot
 from .streams import Found
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ..config import TraceConfig
 
 _EDGE = 8
+_LEAST_SHARED = 256
+"""Bytes; a shorter payload is stored whole."""
 
 
 class PayloadFormat:
@@ -26,9 +29,13 @@ class PayloadFormat:
     Args:
         config: gives ``max_text_length`` (characters of a text), ``max_array_items`` and ``redact``.
         token_fields: field name -> ``prompt``, ``response``, ``mask`` or ``logprobs``.
+        breathe: called now and then in the middle of long work.
     """
 
-    def __init__(self, config: TraceConfig, token_fields: Mapping[str, str]) -> None:
+    def __init__(
+        self, config: TraceConfig, token_fields: Mapping[str, str], breathe: Callable[[], object]
+    ) -> None:
+        self._breathe = breathe
         self._max_text = config.max_text_length
         self._max_items = config.max_array_items
         self._fields = token_fields
@@ -56,6 +63,30 @@ class PayloadFormat:
             return value.decode()
         return orjson.dumps(self.value(value, found)).decode()
 
+    def shared_json(
+        self, value: Snapshot, found: Found, parts: SharedParts, span_id: str, which: str
+    ) -> tuple[str, list[Base]]:
+        """Give a snapshot as JSON text without what the rollout has stored before.
+
+        Returns:
+            The JSON, and what was left out of it; see ``SharedParts``.
+        """
+        # Which sequence of token ids is the turn's is decided by looking at all that there are.
+        if (
+            not isinstance(value, bytes)
+            or len(value) < _LEAST_SHARED
+            or any(mark in value for mark in self._field_marks)
+        ):
+            return self.json(value, found), []
+        self._breathe()
+        payload = {"": orjson.loads(value)}
+        bases = parts.cut_lists(payload, span_id, which)
+        self._breathe()
+        if self._needs_care(orjson.dumps(payload[""]) if bases else value):
+            payload[""] = self._walk(payload[""], found)
+        bases += parts.cut_texts(payload, span_id, which)
+        return orjson.dumps(payload[""]).decode(), bases
+
     def field(self, name: str, value: Snapshot) -> str:
         """Give the snapshot of a named value as JSON text."""
         if self._redactor.is_secret_name(name, value):
@@ -70,6 +101,7 @@ class PayloadFormat:
 
     def text(self, text: str) -> str:
         """Mask, cut and clean one text."""
+        self._breathe()
         text = snapshot.shorten_data_urls(snapshot.clean(text))
         if self._max_text is not None and len(text) > self._max_text:
             text = cut_text(text, self._max_text).text

@@ -1,4 +1,4 @@
-"""Makes spans on a provider of our own and hands the finished ones to the writer."""
+"""Opens the spans of this process and hands the finished ones to the writer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanLimits, TracerProvider, sampling
-from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from trackway.samplers import HeadSampler
 
@@ -28,16 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("trackway")
 
 SCHEMA_VERSION = 1
-
-
-class _OsIds(IdGenerator):
-    """Ids from the operating system: a trainer seeds ``random``, and ids drawn from it would repeat."""
-
-    def generate_span_id(self) -> int:
-        return int.from_bytes(os.urandom(8), "big") or 1
-
-    def generate_trace_id(self) -> int:
-        return int.from_bytes(os.urandom(16), "big") or 1
 
 
 class Recorder:
@@ -74,28 +60,9 @@ class Recorder:
             "service.version": version("trackway"),
             "process.pid": os.getpid(),
             semconv.SCHEMA: SCHEMA_VERSION,
+            semconv.PROJECT: config.project,
+            semconv.EXPERIMENT: config.experiment,
         }
-        # Nothing of the cluster's OTEL_* environment may steer this provider: limits, sampler and
-        # resource are given, and a disabled SDK (OTEL_SDK_DISABLED) is meant for telemetry, not for this.
-        unlimited = SpanLimits(
-            max_span_attributes=SpanLimits.UNSET,
-            max_events=SpanLimits.UNSET,
-            max_links=SpanLimits.UNSET,
-            max_event_attributes=SpanLimits.UNSET,
-            max_link_attributes=SpanLimits.UNSET,
-            max_span_attribute_length=SpanLimits.UNSET,
-            max_attribute_length=SpanLimits.UNSET,
-            max_attributes=SpanLimits.UNSET,
-        )
-        provider = TracerProvider(
-            sampler=sampling.ALWAYS_ON,
-            resource=Resource(resource),
-            shutdown_on_exit=False,
-            id_generator=_OsIds(),
-            span_limits=unlimited,
-        )
-        provider._disabled = False
-        self.tracer = provider.get_tracer("trackway")
         self.writer = Writer(self, resource, every_second)
 
     def sampled(self, key: TrajectoryKey) -> bool:
@@ -157,7 +124,7 @@ class Recorder:
                     )
                 rollout = self.new_rollout(None)
                 call = Call(self, rollout, None, target, args, kwargs)
-                rollout.trace_id = f"{call.span.get_span_context().trace_id:032x}"
+                rollout.trace_id = f"{call.span.trace_id:032x}"
             else:
                 return NotSampled()
             self.opened(call)
@@ -167,8 +134,17 @@ class Recorder:
             return None
 
     def opened(self, scope: Scope) -> None:
-        """Remember an open span."""
+        """Remember an open span; of too many the oldest one is given up."""
         self._open[id(scope)] = scope
+        if len(self._open) > self.config.max_open_spans:
+            with suppress(RuntimeError):  # another thread has opened or closed one at this moment
+                oldest = next(iter(self._open.values()))
+                self.expire(oldest, f"more than {self.config.max_open_spans:,} spans were open")
+
+    def expire(self, scope: Scope, reason: str) -> None:
+        """Give an open span up: what is known of it is written, and it is recorded again if it ends."""
+        if self._open.pop(id(scope), None) is not None:
+            self.writer.expire(scope, reason)
 
     def open_scopes(self) -> list[Scope]:
         """Give the spans that are open now."""

@@ -53,13 +53,7 @@ class trajectory:  # noqa: N801 - used as a statement: `with trajectory(...)`
         name: str = "trajectory",
     ) -> None:
         notes: list[str] = []
-        self._key = TrajectoryKey(
-            step=None if step is None else _whole("step", step, notes),
-            sample_index=_sample(sample_index, notes),
-            rollout_n=0 if rollout_n is None else _whole("rollout_n", rollout_n, notes) or 0,
-            validate=_flag(validate, notes),
-            attempt=0 if attempt is None else _whole("attempt", attempt, notes) or 0,
-        )
+        self._key = key_of(step, sample_index, rollout_n, validate, attempt, notes)
         version = None if policy_version is None else _version(policy_version, notes)
         self._settings = (version, _text(experiment), _text(run_id), _text(name) or "trajectory")
         self._notes = tuple(notes)
@@ -91,7 +85,7 @@ class trajectory:  # noqa: N801 - used as a statement: `with trajectory(...)`
         scope: Scope | NotSampled
         if recorder.sampled(self._key):
             scope = Scope(recorder, rollout, None, name, "trajectory")
-            rollout.trace_id = f"{scope.span.get_span_context().trace_id:032x}"
+            rollout.trace_id = f"{scope.span.trace_id:032x}"
             for note in self._notes:
                 recorder.warn_once(note.partition("=")[0], f"trajectory(...) was given {note}")
                 scope.note(note)
@@ -123,6 +117,19 @@ class trajectory:  # noqa: N801 - used as a statement: `with trajectory(...)`
         return False
 
 
+def key_of(
+    step: Any, sample_index: Any, rollout_n: Any, validate: Any, attempt: Any, notes: list[str]
+) -> TrajectoryKey:
+    """Make a key of what a caller gave; ``notes`` receives a remark on each part that is left out of it."""
+    return TrajectoryKey(
+        step=None if step is None else _whole("step", step, notes),
+        sample_index=_sample(sample_index, notes),
+        rollout_n=0 if rollout_n is None else _whole("rollout_n", rollout_n, notes) or 0,
+        validate=_flag(validate, notes),
+        attempt=0 if attempt is None else _whole("attempt", attempt, notes) or 0,
+    )
+
+
 def reward(name: str, value: Any, *, explanation: str | None = None) -> None:
     """Record a reward of the rollout that runs.
 
@@ -135,7 +142,7 @@ def reward(name: str, value: Any, *, explanation: str | None = None) -> None:
     if scope is None:
         return
     try:
-        given = (_text(name) or "", _score(value), _text(explanation), time.time_ns())
+        given = (_text(name) or "", score(value), _text(explanation), time.time_ns())
     except Exception as error:
         kind = type(value).__name__
         _trouble(f"reward {_text(name)!r} is neither a number nor a text: {kind}", error)
@@ -211,7 +218,12 @@ def _recorded(what: str) -> Scope | Elsewhere | None:
     return scope
 
 
-def _score(value: Any) -> float | str:
+def score(value: Any) -> float | str:
+    """Give a reward as a number or a text.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
     if isinstance(value, str):
         return value
     item = getattr(value, "item", None)
@@ -222,7 +234,7 @@ def _text(value: Any) -> str | None:
     return None if value is None else text(value)
 
 
-def _integer(value: Any) -> int | None:
+def integer(value: Any) -> int | None:
     """Give the integer that a value is, None when it is none or takes more than 64 bits."""
     try:
         number = int(value)
@@ -234,7 +246,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _whole(name: str, value: Any, notes: list[str]) -> int | None:
-    number = _integer(value)
+    number = integer(value)
     if number is None:
         notes.append(f"{name}={_shown(value)}, which is not an integer of 64 bits, and is left out")
     return number
@@ -244,7 +256,7 @@ def _flag(value: Any, notes: list[str]) -> bool:
     if isinstance(value, str):
         known = {"true": True, "false": False, "1": True, "0": False}.get(value.strip().lower())
     else:
-        known = {0: False, 1: True}.get(_integer(value))  # type: ignore[arg-type]
+        known = {0: False, 1: True}.get(integer(value))  # type: ignore[arg-type]
     if known is not None or value is None:
         return bool(known)
     try:
@@ -260,7 +272,7 @@ def _sample(value: Any, notes: list[str]) -> int | str | None:
         return None
     if isinstance(value, str):
         return text(value)
-    number = _integer(value)
+    number = integer(value)
     if number is not None:
         return number
     try:
@@ -273,7 +285,7 @@ def _sample(value: Any, notes: list[str]) -> int | str | None:
 def _version(value: Any, notes: list[str]) -> int | str | None:
     if isinstance(value, str):
         return text(value)
-    number = _integer(value)
+    number = integer(value)
     if number is not None:
         return number
     said = f"policy_version={_shown(value)}, which is neither an integer of 64 bits nor a text"

@@ -16,11 +16,12 @@ from opentelemetry import trace as otel_trace
 
 from .. import semconv
 from ..model import Kind, Status, TrajectoryKey
+from .shared import SharedParts
 from .snapshot import Snapshot, message, take
+from .span import RecordedSpan
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span as OtelSpan
 
     from .recorder import Recorder
 
@@ -49,6 +50,7 @@ class Rollout:
         "experiment",
         "generates",
         "key",
+        "parts",
         "policy_version",
         "project",
         "run_id",
@@ -78,9 +80,16 @@ class Rollout:
         self.tags: dict[str, Any] = {semconv.UNATTACHED: True} if key is None else _tags(key)
         # Whether a generation was seen in it, or may be seen by another process.
         self.generates = False
-        # The writer's: the token ids of the last generation, and the span that holds them.
+        # The writer's: the token ids of the last generation, and the span that holds them; and what else of
+        # it stands in the journal.
         self.sequence: tuple[int, ...] = ()
         self.sequence_span = ""
+        self.parts = SharedParts()
+
+    def forget(self) -> None:
+        """Build nothing on what was stored so far: some of it did not reach the journal."""
+        self.sequence = ()
+        self.parts = SharedParts()
 
     def elsewhere(self) -> Rollout:
         """Give the same rollout as another process has it: what it has said so far stays here."""
@@ -217,9 +226,10 @@ class Scope:
         outermost = parent is None or type(parent) is Elsewhere
         self.rewards: list[Reward] | None = [] if outermost else None
         self.annotations: dict[str, Snapshot] | None = {} if outermost else None
-        self.span: OtelSpan = recorder.tracer.start_span(
-            name, NO_PARENT if parent is None else parent.context
-        )
+        if parent is None:
+            self.span = RecordedSpan(name, None, None)
+        else:
+            self.span = RecordedSpan(name, parent.span.trace_id, parent.span.span_id)
         self.context: Context = otel_trace.set_span_in_context(self.span)
 
     def enter(self) -> None:
@@ -277,15 +287,21 @@ class Scope:
 
 
 class Elsewhere:
-    """Stands where a parent's scope would, when that is open in another process."""
+    """Stands where a parent's scope would, when that is open in another process.
 
-    __slots__ = ("context", "rollout")
+    Args:
+        rollout: as this process has it.
+        context: OpenTelemetry's, with the span that is open there.
+    """
+
+    __slots__ = ("context", "rollout", "span")
 
     status: Status = "running"
 
     def __init__(self, rollout: Rollout, context: Context) -> None:
         self.rollout = rollout
         self.context = context
+        self.span = otel_trace.get_current_span(context).get_span_context()
 
 
 class NotSampled:

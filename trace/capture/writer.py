@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..store.journal import PartlyWritten, SegmentWriter
 from ..store.otlp import LineEncoder
 from .encode import SpanEncoder
-from .scope import Scope
+from .scope import Rollout, Scope
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -27,9 +27,15 @@ HOUSEKEEPING = 1.0
 CHILD_PATIENCE = 10.0
 """Seconds that the end of a child of multiprocessing may wait for its writer."""
 _BATCH = 64
+_SLICE, _BREATH = 0.0005, 0.00005
+"""Seconds of work after which this thread sleeps, and for how long. A thread that only offers the
+interpreter's lock mostly takes it back before another one, an event loop's for instance, has woken up."""
 _OpenLine = tuple[Scope, tuple[int, int], bytes]
 """An open span, how many rewards and facts it had when it was encoded, and its line."""
-_SPAN_BYTES = 1024  # a guess at what a queued scope weighs beside its payload
+_SPAN_BYTES = 1_536
+"""Memory of a queued span beside its payload, as measured."""
+_NUMBER_BYTES = 40
+"""Memory of a token id or log probability, and of its place in a tuple, when nobody else keeps it."""
 
 
 class Writer:
@@ -53,20 +59,29 @@ class Writer:
         config = recorder.config
         self._recorder = recorder
         self._every_second = every_second
-        self._encoder = SpanEncoder(config, recorder.token_fields)
+        self._encoder = SpanEncoder(config, recorder.token_fields, self._breathe)
         self._lines = LineEncoder(resource)
         self._journal = SegmentWriter(config.store, config.max_segment_bytes)
         self._queue: deque[tuple[Scope, int]] = deque()
-        self._lock = threading.Lock()
+        # A collected generator, or a signal handler, may record in the middle of recording: hence reentrant.
+        self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._wake = threading.Event()
         self._written = threading.Condition()
+        self._expired: deque[tuple[Scope, str]] = deque()
+        self._given_up = self._given_up_written = 0
         self._queued_bytes = 0
         self._max_bytes = config.max_queue_bytes
+        self._open_timeout = config.open_timeout
         self._patience = config.queue_timeout if config.queue_policy == "block" else 0.0
         self.recorded = 0
         self.written = 0
         self.dropped: dict[str, int] = {}
+        self.expired = 0
+        self._was_full = False
+        # Whether somebody waited for room in vain: nobody waits again until there is some.
+        self._stuck = False
+        self._slice_end = 0.0
         self._asked = False
         self._closing = False
         self._closed = False
@@ -93,22 +108,35 @@ class Writer:
     def put(self, scope: Scope) -> bool:
         """Take a finished scope; when the queue is full, wait as configured, then count it as dropped.
 
+        The spans of a rollout that come after a dropped one are dropped as well, up to its root: a few
+        rollouts with gaps are worth more than gaps in all of them.
+
         Returns:
             Whether this writer was still there to take it.
         """
         size = _SPAN_BYTES + _weight(scope)
+        queued = scope, size
         with self._lock:
             if self._closed:
                 return False
             self.recorded += 1
             # A root span always finds room: without it the rollout would seem to run for ever.
-            if scope.parent is not None and not self._has_room(size):
+            is_root = scope.parent is None and scope.kind != "attach"
+            if not is_root and (scope.rollout.dropped or not self._has_room(size)):
                 self._drop("queue full")
                 scope.rollout.dropped += 1
                 return True
             self._queued_bytes += size
-            self._queue.append((scope, size))
-            return True
+            self._queue.append(queued)
+        if self._queued_bytes > self._max_bytes // 2:
+            self._wake.set()
+        return True
+
+    def expire(self, scope: Scope, reason: str) -> None:
+        """Take a scope that is open and will not be waited for."""
+        with self._lock:
+            self._given_up += 1
+            self._expired.append((scope, reason))
 
     def lose(self) -> None:
         """Count a scope that came after the end."""
@@ -119,9 +147,15 @@ class Writer:
 
     def _has_room(self, size: int) -> bool:
         if not self._queued_bytes or self._queued_bytes + size <= self._max_bytes:
+            self._stuck = False
             return True
         self._wake.set()
-        return self._room.wait_for(lambda: self._queued_bytes + size <= self._max_bytes, self._patience)
+        self._was_full = True
+        if not self._stuck:
+            self._stuck = not self._room.wait_for(
+                lambda: self._queued_bytes + size <= self._max_bytes, self._patience
+            )
+        return not self._stuck
 
     def _drop(self, reason: str, count: int = 1) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
@@ -129,28 +163,32 @@ class Writer:
     def flush(self, timeout: float) -> bool:
         """Wait until everything that was queued when this was called is with the operating system."""
         with self._lock:
-            goal = self.recorded
+            recorded, given_up = self.recorded, self._given_up
             self._asked = True
         self._wake.set()
-        with self._written:
-            return self._written.wait_for(lambda: self._settled() >= goal or self._closed, timeout)
 
-    def _settled(self) -> int:
-        return self.written + sum(self.dropped.values())
+        def done() -> bool:
+            settled = self.written + sum(self.dropped.values())
+            return self._closed or (settled >= recorded and self._given_up_written >= given_up)
+
+        with self._written:
+            return self._written.wait_for(done, timeout)
 
     def close(self, timeout: float) -> bool:
-        """Write what is queued and end the thread.
+        """Take nothing more, write what is queued and end the thread.
 
         Returns:
             Whether all of it was written in time.
         """
+        with self._lock:
+            # Daemon threads that go on recording would keep it from ever being done.
+            self._closed = True
         self._closing = True
         self._wake.set()
         self._thread.join(timeout)
         if not self._thread.is_alive():
             return True
         with self._lock:
-            self._closed = True
             if self._queue:
                 self._drop("not written in time at the end", len(self._queue))
                 self._queue.clear()
@@ -161,7 +199,7 @@ class Writer:
         """Forget everything in a forked child: the parent will write it."""
         self._closed = self.abandoned = True
         # Another thread of the parent may have held the lock when it forked.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._queue.clear()
         self._journal.close()
 
@@ -174,9 +212,13 @@ class Writer:
             try:
                 while self._queue:
                     self._write_batch()
+                while self._expired:
+                    self._write_expired()
                 if self._asked:
                     self._asked = False
                     self._save_counters()
+                if self._was_full:
+                    self._recorder.warn_once("queue full", self._full())
                 if closing or time.monotonic() >= next_look:
                     next_look = time.monotonic() + HOUSEKEEPING
                     self._show_open(0.0 if closing else HOUSEKEEPING)
@@ -189,16 +231,18 @@ class Writer:
                 self._written.notify_all()
             if closing:
                 break
-        with self._lock:
-            self._closed = True
-            if self._queue:
-                self._drop("after shutdown", len(self._queue))
-                self._queue.clear()
         self._save_counters()
         self._journal.close()
 
+    def _breathe(self) -> None:
+        """Let other threads have the interpreter's lock when this one has had it for a while."""
+        if time.perf_counter() > self._slice_end:
+            time.sleep(_BREATH)
+            self._slice_end = time.perf_counter() + _SLICE
+
     def _write_batch(self) -> None:
         groups: dict[str, list[bytes]] = {}
+        rollouts: list[Rollout] = []
         count = size = 0
         while self._queue and count < _BATCH:
             scope, weight = self._queue.popleft()
@@ -212,8 +256,8 @@ class Writer:
                     self._drop("not encodable")
                 continue
             groups.setdefault(scope.rollout.trace_id, []).append(encoded)
-            # A long turn of this thread would keep the interpreter's lock from the training.
-            time.sleep(0)
+            rollouts.append(scope.rollout)
+            self._breathe()
         spans = sum(map(len, groups.values()))
         try:
             self._journal.append(b"".join(map(self._lines.line, groups.values())))
@@ -223,22 +267,39 @@ class Writer:
             self.written += kept
             with self._lock:
                 self._drop(f"journal: {error.strerror or error}", spans - kept)
+            for rollout in rollouts:
+                rollout.forget()
             self._recorder.trouble(f"could not write to the store {self._recorder.config.store}", error)
         with self._room:
             self._queued_bytes -= size
             self._room.notify_all()
 
+    def _write_expired(self) -> None:
+        scope, reason = self._expired.popleft()
+        line = self._lines.line([self._encoder.encode_open(scope, reason)])
+        try:
+            self._journal.append(line)
+        except PartlyWritten as error:
+            self._recorder.trouble(f"could not write to the store {self._recorder.config.store}", error)
+        else:
+            self.expired += 1
+        self._given_up_written += 1
+
     def _show_open(self, age: float) -> None:
-        horizon = time.time_ns() - int(age * 1e9)
+        now = time.time_ns()
+        horizon = now - int(age * 1e9)
         shown: dict[int, _OpenLine] = {}
         for scope in self._recorder.open_scopes():
-            if scope.span.start_time > horizon:  # type: ignore[attr-defined]
+            if scope.span.start_ns > horizon:
+                continue
+            if self._open_timeout is not None and scope.span.start_ns < now - self._open_timeout * 1e9:
+                self._recorder.expire(scope, f"open for more than {self._open_timeout:g} s")
                 continue
             said = len(scope.rewards or ()), len(scope.annotations or ())
             known = self._open_lines.get(id(scope))
             if known is None or known[:2] != (scope, said):
                 known = (scope, said, self._lines.line([self._encoder.encode_open(scope)]))
-                time.sleep(0)
+                self._breathe()
                 if self._queue:
                     self._write_batch()
             shown[id(scope)] = known
@@ -246,8 +307,16 @@ class Writer:
             self._journal.set_open_spans(b"".join(line for _, _, line in shown.values()))
             self._open_lines = shown
 
+    def _full(self) -> str:
+        return (
+            f"spans came faster than they can be written to {self._recorder.config.store}: "
+            f"{'their callers waited' if self._patience else 'some were dropped'}. `trackway status` counts "
+            "what is lost; max_queue_bytes, queue_policy and queue_timeout steer it"
+        )
+
     def _save_counters(self) -> None:
-        counters = (self.recorded, self.written, tuple(self.dropped.items()), self._recorder.troubles)
+        dropped = tuple(self.dropped.items())
+        counters = (self.recorded, self.written, dropped, self.expired, self._recorder.troubles)
         if counters != self._counters:
             self._counters = counters
             self._journal.set_counters(
@@ -255,6 +324,7 @@ class Writer:
                     "recorded": self.recorded,
                     "written": self.written,
                     "dropped": self.dropped,
+                    "expired": self.expired,
                     "troubles": self._recorder.troubles,
                     "host": socket.gethostname(),
                     "pid": os.getpid(),
@@ -270,7 +340,8 @@ def _weight(scope: Scope) -> int:
             size += len(part)
     for tokens in (scope.prompt, scope.response):
         if tokens:
-            size += 8 * sum(map(len, tokens.values()))
-    if scope.items:
-        size += sum(len(item) for item in scope.items if isinstance(item, (bytes, str)))
+            size += _NUMBER_BYTES * sum(map(len, tokens.values()))
+    for parts in (scope.items, scope.extra and scope.extra.values()):
+        if parts:
+            size += sum(len(part) for part in parts if isinstance(part, (bytes, str)))
     return size
