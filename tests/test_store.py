@@ -28,7 +28,7 @@ from trackway import (
     tool_trace,
 )
 from trackway import trajectory as named
-from trackway.trace.store import journal
+from trackway.trace.store import Store, journal, otlp
 from trackway.trace.testing import recording
 
 
@@ -353,7 +353,7 @@ def test_a_missing_or_foreign_directory_is_said_to_be_no_store(tmp_path: Path) -
 
 
 def test_counts_add_up_and_drops_are_counted_exactly() -> None:
-    with recording(max_queue_bytes=40_000) as recorded:
+    with recording(max_queue_bytes=40_000, queue_policy="drop") as recorded:
         writer = trackway.trace.capture.runtime.get().writer
         # Hold the journal back, so that the queue fills.
         append, writer._journal.append = (
@@ -471,6 +471,22 @@ def test_of_several_experiments_a_key_means_the_one_that_ran_last() -> None:
         assert open_store(recorded.path).load("1/1/0").experiment == "b"
 
 
+@pytest.mark.parametrize("experiment", [None, "another"])
+def test_a_rollout_that_runs_is_numbered_among_those_of_its_experiment(experiment: str | None) -> None:
+    with recording() as recorded:
+        record(step=1, sample_index=17, experiment=experiment)
+        record(step=1, sample_index=17, experiment="aside")
+        with named(step=1, sample_index=17, experiment=experiment):
+            lookup("x")
+            recorded.status()
+            where = {"experiment": experiment or "default", "all_attempts": True}
+            found = open_store(recorded.path).query(**where)
+            assert [(str(item.key), item.status) for item in found] == [
+                ("1/17/0", "ok"),
+                ("1/17/0@1", "running"),
+            ]
+
+
 def test_attempts_that_were_given_the_same_number_get_numbers_of_their_own() -> None:
     with recording() as recorded:
         for attempt in (0, 1, 1, 5, 5):
@@ -522,14 +538,166 @@ def test_a_look_that_has_no_time_for_the_whole_journal_counts_the_rest_as_pendin
             path.unlink()
         store = open_store(recorded.path)
         # Lines are taken in by the thousands, and there are fewer here: make the portions small.
-        from trackway.trace.store import index
+        from trackway.trace.store import lines
 
-        portion, index._PORTION = index._PORTION, 10
+        portion, lines.PORTION = lines.PORTION, 10
         try:
             early = store.status(deadline=0.0)
         finally:
-            index._PORTION = portion
+            lines.PORTION = portion
         late = store.status()
     assert 0 < early.exported < late.exported
     assert (early.recorded, early.dropped) == (late.recorded, 0) == (60 * 51, 0)
     assert early.pending == early.recorded - early.exported
+
+
+# What processes leave behind
+
+
+TRACE = "ab" * 16
+
+
+def line(span: str, *, parent: str = "", end: int = 0, trace: str = TRACE, **attributes: Any) -> bytes:
+    """Give a journal line with one span; without an end it is open."""
+    tags = {"trackway.step": 1, "trackway.sample_index": 17, "trackway.rollout_n": 0}
+    kind = "tool" if parent else "trajectory"
+    raw = {
+        "traceId": trace,
+        "spanId": span * 16,
+        "parentSpanId": parent * 16,
+        "name": span,
+        "startTimeUnixNano": str(1_750_000_000_000_000_000 + ord(span)),
+        "endTimeUnixNano": str(1_750_000_001_000_000_000 + end if end else 0),
+        "attributes": otlp.encode_attributes({"trackway.kind": kind, **tags, **attributes}),
+        "status": {"code": otlp.OK if end else otlp.UNSET},
+    }
+    return otlp.LineEncoder({}).line([orjson.dumps(raw)])
+
+
+def new_store(path: Path) -> Store:
+    (path / journal.FOLDER).mkdir(parents=True)
+    return open_store(path)
+
+
+def look(store: Store) -> tuple[str, str | None, dict[str, str]]:
+    """Give the status of the only trajectory as it is listed and loaded, and those of its spans."""
+    (summary,) = store.query()
+    found = store.load(summary.trace_id)
+    assert (summary.status, summary.error) == (found.status, found.error)
+    assert [each.trace_id for each in store.query(status=found.status)] == [found.trace_id]
+    return found.status, found.error, {span.name: span.status for span in found.spans}
+
+
+DIED = "process ended before this did"
+
+
+def test_a_rollout_of_which_nothing_had_ended_is_counted_and_due_when_its_process_was_killed(
+    tmp_path: Path,
+) -> None:
+    code = textwrap.dedent("""
+        import time, trackway
+        trackway.configure(store="store", sync="off")
+        @trackway.rollout_trace
+        def hang():
+            time.sleep(600)
+        with trackway.trajectory(step=5, sample_index="a"):
+            trackway.reward("so far", 0.5)
+            hang()
+    """)
+    worker = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    try:
+        wait_for(lambda: list((tmp_path / "store" / "journal").glob("*.open.jsonl")))
+        store = open_store(tmp_path / "store")
+        assert [summary.status for summary in store.query()] == ["running"]
+        assert store.due({}) == []
+        assert not store.unread()
+    finally:
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    assert store.unread()
+    (summary,) = store.query()
+    assert (summary.name, summary.status, summary.spans, summary.reward) == ("5/a/0", "died", 2, 0.5)
+    assert not store.unread()
+    ((trace_id, state),) = store.due({})
+    assert trace_id == summary.trace_id
+    assert store.due({trace_id: state}) == []
+    (found,) = store.load_all([trace_id])
+    assert {span.name: (span.status, span.error) for span in found.spans} == {
+        "trajectory": ("died", DIED),
+        "hang": ("died", DIED),
+    }
+    status = store.status()
+    assert (status.recorded, status.exported, status.pending, status.dropped) == (2, 2, 0, 0)
+    assert (status.trajectories, status.in_flight) == (1, 0)
+    # The index is derived: without it, everything is found again.
+    store.close()
+    for path in (tmp_path / "store").glob("index*"):
+        path.unlink()
+    assert open_store(tmp_path / "store").due({}) == [(trace_id, state)]
+
+
+@pytest.mark.parametrize("ended_is_known", [False, True])
+def test_a_span_that_ended_after_all_replaces_what_its_process_left_open(
+    tmp_path: Path, ended_is_known: bool
+) -> None:
+    store = new_store(tmp_path)
+    ended = b"".join([line("a", end=9), line("b", parent="a", end=5)])
+    writer = journal.SegmentWriter(tmp_path, 10**9)
+    if ended_is_known:
+        writer.append(ended)
+        list(store.query())
+    # It died before it could remove the list of its open spans.
+    writer.set_open_spans(line("a") + line("b", parent="a") + line("c", parent="a"))
+    writer.close()
+    spans = {"a": "ok" if ended_is_known else "died", "b": "ok" if ended_is_known else "died", "c": "died"}
+    assert look(store) == (*(("ok", None) if ended_is_known else ("died", DIED)), spans)
+    had = dict(store.due({}))
+    if not ended_is_known:
+        other = journal.SegmentWriter(tmp_path, 10**9)
+        other.append(ended)
+        # A number of spans that stays the same does not hide that two of them have ended now.
+        assert [trace_id for trace_id, _ in store.due(had)] == [TRACE]
+        other.close()
+    assert look(store) == ("ok", None, {"a": "ok", "b": "ok", "c": "died"})
+    assert store.status().recorded == 3
+
+
+def test_a_rollout_that_another_process_still_works_at_is_not_given_up(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    first, second, third = (journal.SegmentWriter(tmp_path, 10**9) for _ in range(3))
+    first.set_open_spans(line("a"))
+    second.append(line("b", parent="a", end=5))
+    third.set_open_spans(line("c", parent="a"))
+    assert look(store) == ("running", None, {"a": "running", "b": "ok", "c": "running"})
+    first.close()
+    # The root's process is gone for good, which the others may not know.
+    assert look(store) == ("died", DIED, {"a": "died", "b": "ok", "c": "running"})
+    assert store.due({}) == []
+    second.close()
+    assert store.due({}) == []
+    third.close()
+    assert [trace_id for trace_id, _ in store.due({})] == [TRACE]
+    assert look(store) == ("died", DIED, {"a": "died", "b": "ok", "c": "died"})
+
+
+def test_a_span_that_was_given_up_has_died_until_its_end_comes(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    writer = journal.SegmentWriter(tmp_path, 10**9)
+    writer.append(line("b", parent="a", end=5))
+    writer.set_open_spans(line("a"))
+    assert look(store) == ("running", None, {"a": "running", "b": "ok"})
+    assert store.due({}) == []
+    writer.append(line("a", **{"trackway.expired": "open for 3600 s"}))
+    assert look(store) == ("died", "open for 3600 s", {"a": "died", "b": "ok"})
+    had = dict(store.due({}))
+    assert list(had) == [TRACE]
+    assert (store.status().recorded, store.status().in_flight) == (2, 0)
+    # It has not ended, so of two that the writer has recorded, one is still to be written.
+    writer.set_counters({"recorded": 2, "written": 1})
+    assert (store.status().recorded, store.status().pending) == (3, 1)
+    writer.append(line("a", end=9))
+    assert look(store) == ("ok", None, {"a": "ok", "b": "ok"})
+    assert [trace_id for trace_id, _ in store.due(had)] == [TRACE]
+    status = store.status()
+    assert (status.recorded, status.pending, status.dropped) == (2, 0, 0)
+    writer.close()

@@ -11,10 +11,15 @@ from urllib.parse import quote, unquote
 from . import semconv
 
 Status = Literal["ok", "error", "cancelled", "running", "died"]
-Kind = Literal["trajectory", "rollout", "llm", "tool", "other"]
+Kind = Literal["trajectory", "rollout", "llm", "tool", "attach", "other"]
 Role = Literal["system", "user", "assistant", "tool"]
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_ATTACHED = {
+    "advantages": semconv.ATTACHED_ADVANTAGES,
+    "returns": semconv.ATTACHED_RETURNS,
+    "trainer_logprobs": semconv.ATTACHED_LOGPROBS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,8 @@ class Span:
         outputs: the result, likewise.
         attributes: everything on the span under its wire name (see ``semconv``).
         prompt_ids, response_ids: whole sequences, whatever the journal stores; None when not recorded.
-        incomplete: the journal lacks a span that the sequences build on; ids are then missing at the start.
+        incomplete: the journal lacks a span that holds the beginning of a sequence, a conversation or a
+            text; it is then missing here.
     """
 
     name: str
@@ -161,8 +167,11 @@ class Turn:
 
     Attributes:
         token_ids: the tokens that this turn added to the sequence.
-        mask: one 0 or 1 for each of ``token_ids``: 1 is trained on; empty when not recorded.
+        mask: one 0 or 1 for each of ``token_ids``: 1 is trained on; empty when not recorded. The one that
+            a trainer attached is what was trained, and stands in place of the recorded one.
         logprobs: natural log probability of each of ``token_ids``; empty when not recorded.
+        advantages, returns, trainer_logprobs: what a trainer attached to each of ``token_ids``, NaN where
+            that is nothing; empty when nothing of it belongs to this turn.
         prompt_ids: for a generation, the whole prompt it was given.
         tool_calls: for a generation, the tools that were called after it.
         text: what was said; of a tool's reply, what the model saw of it.
@@ -186,6 +195,14 @@ class Turn:
     start_ns: int | None = None
     end_ns: int | None = None
     span_id: str | None = None
+    advantages: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
+    trainer_logprobs: tuple[float, ...] = ()
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The mask; where none was recorded, what was generated is trained on and all else is not."""
+        return self.mask or (int(self.role == "assistant"),) * len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +214,10 @@ class Trajectory:
         status: ``ok``, ``error``, ``cancelled``, ``running`` (still open), ``died`` (its process ended).
         rewards: by name, in the order given; the value of a reward that is not a number is its text.
         annotations: what ``annotate`` added.
-        spans: in order of their start; the first is the root where it is known.
+        spans: in order of their start; the first is the root where it is known, and those of ``attach``
+            stand at the end.
+        trained_step: the trainer's step that consumed it, where one said so.
+        discarded: why it was not trained on; None when nobody said that it was not.
     """
 
     key: TrajectoryKey | None
@@ -215,6 +235,8 @@ class Trajectory:
     experiment: str | None = None
     run_id: str | None = None
     notes: tuple[str, ...] = ()
+    trained_step: int | None = None
+    discarded: str | None = None
 
     @property
     def name(self) -> str:
@@ -275,6 +297,28 @@ class Trajectory:
         passed_on = {(span.parent_id, span.error) for span in failed}
         return sum((span.span_id, span.error) not in passed_on for span in failed)
 
+    @property
+    def attached(self) -> dict[str, float]:
+        """Means over the trained tokens of ``advantages``, ``returns`` and ``trainer_logprobs``, as attached.
+
+        One number for all tokens is its own mean, also where no token ids were recorded.
+        """
+        means = {}
+        for name, attribute in _ATTACHED.items():
+            values = [
+                value
+                for turn in self.turns
+                for value, trained in zip(getattr(turn, name), turn.trained, strict=False)
+                if trained
+            ]
+            given = [span.attributes.get(attribute) for span in self.spans]
+            given = [value for value in given if isinstance(value, (bytes, float))]
+            if given and isinstance(given[-1], float):
+                means[name] = given[-1]
+            elif values:
+                means[name] = sum(values) / len(values)
+        return means
+
     def walk(self) -> Iterator[tuple[int, Span]]:
         """Give every span with its depth, parents before children, siblings in order of their start."""
         known = {span.span_id for span in self.spans}
@@ -315,6 +359,8 @@ class Summary:
     project: str | None
     experiment: str | None
     error: str | None = None
+    trained_step: int | None = None
+    discarded: str | None = None
 
     @property
     def name(self) -> str:

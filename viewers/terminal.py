@@ -28,6 +28,11 @@ _MAX_CALLS = 50
 _MAX_NAME = 200
 _LABEL = 12
 _ROLE = 9
+_MEANS = {
+    "advantages": "mean advantage",
+    "returns": "mean return",
+    "trainer_logprobs": "mean trainer logprob",
+}
 _FRAME = re.compile(r'^[ |]*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 
 _ROLE_STYLE = {"system": DIM, "user": "blue", "assistant": "green", "tool": "magenta"}
@@ -161,6 +166,12 @@ class _Page:
         if trajectory.rewards:
             rewards = (f"{self.name(name)} {number(value)}" for name, value in trajectory.rewards.items())
             yield from self.field("rewards", self.dot.join(rewards))
+        parts = [] if trajectory.trained_step is None else [f"step {trajectory.trained_step}"]
+        parts += [f"{_MEANS[name]} {number(mean)}" for name, mean in trajectory.attached.items()]
+        if parts:
+            yield from self.field("trained", self.dot.join(parts))
+        if trajectory.discarded:
+            yield from self.field("discarded", trajectory.discarded, "yellow")
         yield from self.field(
             "time",
             f"{when(trajectory.start_ns, '%Y-%m-%d %H:%M:%S %Z')}{self.dot}"

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .trace.capture.attaching import attach as attach
     from .trace.capture.carrying import carry as carry
     from .trace.capture.carrying import detached as detached
     from .trace.capture.carrying import extract as extract
@@ -33,6 +34,7 @@ _HOMES = {
     "Trajectory": "model",
     "TrajectoryKey": "model",
     "annotate": "capture.rollouts",
+    "attach": "capture.attaching",
     "carry": "capture.carrying",
     "configure": "lifecycle",
     "detached": "capture.carrying",

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from ..capture.snapshot import clean
 from ..model import Trajectory
-from .mlflow_payload import Reward, TracePayload, payload_of
+from .mlflow_payload import LATER_TAGS, Reward, TracePayload, payload_of
 from .mlflow_store import check_server, embedded_uri, one_transaction, open_store, public, tracking_uri
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ __all__ = ["MlflowExporter", "tracking_uri"]
 
 _log = logging.getLogger(__name__)
 
+SOURCE = "trackway"
+"""Who gives the feedback that rewards become."""
 BATCH_TRACES = 50
 """Most traces in one call of MLflow; more gain nothing, and more than 100 cannot be linked to a run."""
 BATCH_CHARACTERS = 16_000_000
@@ -199,6 +201,7 @@ class MlflowExporter(SpanExporter):
         self, store: Any, project: str, experiment: str, batch: Sequence[TracePayload]
     ) -> dict[str, str]:
         refused: dict[str, str] = {}
+        _remove_outdated(store, batch)
         for payload in batch:
             error = _refusal(store.start_trace, _trace_info(experiment, payload))
             if error is not None:
@@ -258,6 +261,30 @@ def _refusal(action: Callable[..., Any], *arguments: Any) -> Exception | None:
     return None
 
 
+def _remove_outdated(store: Any, batch: Sequence[TracePayload]) -> None:
+    """Take away rewards and tags of an earlier delivery that by now belong to another attempt.
+
+    Writing a trace again replaces what it holds and leaves the rest.
+    """
+    from mlflow.exceptions import MlflowException
+
+    payloads = {payload.trace_id: payload for payload in batch}
+    try:
+        known = store.batch_get_trace_infos(list(payloads))
+    except (MlflowException, NotImplementedError) as error:
+        _log.debug("MLflow does not say what it has: %s", _reason(error))
+        return
+    for info in known:
+        payload = payloads[info.trace_id]
+        rewards = {reward.id for reward in payload.rewards}
+        for feedback in info.assessments:
+            if feedback.source.source_id == SOURCE and feedback.assessment_id not in rewards:
+                store.delete_assessment(info.trace_id, feedback.assessment_id)
+        for name in LATER_TAGS:
+            if name in info.tags and name not in payload.tags:
+                store.delete_trace_tag(info.trace_id, name)
+
+
 def _remove_empty(store: Any, experiment: str, payload: TracePayload) -> None:
     """Take back a trace whose spans were refused: a page without spans helps nobody."""
     tags = store.get_trace_info(payload.trace_id).tags
@@ -303,7 +330,7 @@ def _feedback(trace_id: str, reward: Reward, time_ms: int) -> Any:
         name=reward.name,
         value=reward.value,
         error=AssessmentError("NOT_A_NUMBER", reward.error) if reward.error else None,
-        source=AssessmentSource(source_type="CODE", source_id="trackway"),
+        source=AssessmentSource(source_type="CODE", source_id=SOURCE),
         trace_id=trace_id,
         rationale=reward.rationale,
         create_time_ms=time_ms,

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from .. import model, semconv
 from ..capture.snapshot import clean
+from ..store.assemble import evaluations
 from .mlflow_chat import Chat, chat_of, text_of
 from .mlflow_spans import last_moment, spans_of, total_usage
 from .mlflow_text import cut, digest, dumps, short_name
@@ -25,6 +26,8 @@ TAG_LIMIT: Final = 4096
 """Characters of a tag that every database behind MLflow keeps (``MAX_CHARS_IN_TRACE_INFO_TAGS_VALUE``)."""
 PREVIEW_LIMIT: Final = 1000
 """Characters of a preview that every database behind MLflow takes."""
+LATER_TAGS: Final = ("trained_step", "discarded")
+"""Tags that a trainer's word gives, which it may also take back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,8 @@ def payload_of(trajectory: model.Trajectory, experiment: str) -> TracePayload:
     """
     if not trajectory.spans:
         raise ValueError("the trajectory has no spans")
-    trajectory = _with_root(trajectory)
+    rewards = tuple(_rewards(trajectory))
+    trajectory = _with_facts_on_root(_with_root(trajectory))
     chat = chat_of(trajectory.turns)
     spans = tuple(spans_of(trajectory, chat))
     end_ns = trajectory.end_ns or last_moment(trajectory.spans)
@@ -105,7 +109,7 @@ def payload_of(trajectory: model.Trajectory, experiment: str) -> TracePayload:
         metadata=metadata,
         request_preview=_request_preview(trajectory, chat),
         response_preview=_response_preview(trajectory, chat),
-        rewards=tuple(_rewards(trajectory)),
+        rewards=rewards,
         run_id=trajectory.run_id,
         spans=spans,
         size=sum(len(str(value)) for span in spans for value in (span.attributes or {}).values()),
@@ -149,6 +153,28 @@ def _with_root(trajectory: model.Trajectory) -> model.Trajectory:
     return replace(trajectory, spans=(root, *trajectory.spans))
 
 
+def _with_facts_on_root(trajectory: model.Trajectory) -> model.Trajectory:
+    """Put what was attached on the root: as spans, hours later, they would fill the page's time axis."""
+    facts = [span for span in trajectory.spans if span.kind == "attach"]
+    if not facts:
+        return trajectory
+    root, *others = (span for span in trajectory.spans if span.kind != "attach")
+    attributes = dict(root.attributes)
+    for span in facts:
+        attributes |= {name: value for name, value in span.attributes.items() if name in _FACTS}
+    return replace(trajectory, spans=(replace(root, attributes=attributes), *others))
+
+
+_FACTS = {
+    semconv.ATTACHED_ADVANTAGES,
+    semconv.ATTACHED_RETURNS,
+    semconv.ATTACHED_LOGPROBS,
+    semconv.ATTACHED_MASK,
+    semconv.TRAINED_STEP,
+    semconv.DISCARDED,
+}
+
+
 def _tags(trajectory: model.Trajectory, experiment: str) -> dict[str, str]:
     rollouts = (span.name for span in trajectory.spans if span.kind == "rollout")
     tags = {
@@ -167,6 +193,10 @@ def _tags(trajectory: model.Trajectory, experiment: str) -> dict[str, str]:
         tags["validate"] = str(key.validate)
     if trajectory.policy_versions:
         tags["policy_version"] = ",".join(map(str, trajectory.policy_versions))
+    if trajectory.trained_step is not None:
+        tags["trained_step"] = str(trajectory.trained_step)
+    if trajectory.discarded is not None:
+        tags["discarded"] = trajectory.discarded
     return {name: cut(value, TAG_LIMIT - 100) for name, value in tags.items()}
 
 
@@ -201,9 +231,7 @@ def _rewards(trajectory: model.Trajectory) -> Iterator[Reward]:
         values["reward"] = trajectory.reward
     reasons = {
         event.attributes.get(semconv.EVALUATION_NAME): event.attributes.get(semconv.EVALUATION_EXPLANATION)
-        for span in trajectory.spans
-        for event in span.events
-        if event.name == semconv.EVALUATION_EVENT
+        for event in evaluations(trajectory.spans)
     }
     for name, value in values.items():
         reason = reasons.get(name)

@@ -117,6 +117,9 @@ def _root_content(trajectory: model.Trajectory, chat: Chat) -> tuple[Any, Any]:
         "status": trajectory.status,
         "termination": reasons[-1] if reasons else None,
         "num_turns": len(trajectory.turns) or None,
+        "trained_step": trajectory.trained_step,
+        "discarded": trajectory.discarded,
+        "attached": {name: _shown(mean) for name, mean in trajectory.attached.items()},
         "annotations": dict(trajectory.annotations),
         "notes": list(trajectory.notes),
     }

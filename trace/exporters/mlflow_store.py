@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import fcntl
 import logging
 import os
 import ssl
@@ -16,6 +15,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from ..store import locks
 
 _log = logging.getLogger(__name__)
 
@@ -103,9 +104,12 @@ def _first_use(uri: str) -> Iterator[None]:
         return
     database = Path(rest.partition("?")[0])
     database.parent.mkdir(parents=True, exist_ok=True)
-    with database.with_name(f"{database.name}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = locks.wait(database.with_name(f"{database.name}.lock"))
+    try:
         yield
+    finally:
+        if lock is not None:
+            locks.release(lock)
 
 
 @contextmanager

@@ -6,31 +6,32 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import orjson
-
-from ..model import Span, Status, Summary, Trajectory, TrajectoryKey
-from . import journal, otlp
-from .assemble import DIED, assemble, decode_span, unreadable
-from .cursors import Cursors, Progress, cursor_name
-from .index import Index, summary_of
+from ..model import Status, Summary, Trajectory, TrajectoryKey
+from . import journal
+from .assemble import DIED, assemble, unreadable
+from .flight import Flight, InFlight
+from .index import Index
+from .rows import summary_of
+from .status import CONFIG as CONFIG
+from .status import Destination, StoreStatus, WriterStatus, status_of
 
 __all__ = [
     "Destination",
+    "InFlight",
     "Store",
     "StoreError",
     "StoreStatus",
     "TrajectoryNotFound",
+    "WriterStatus",
     "open_store",
     "store_path",
 ]
 
 DEFAULT = "trackway-store"
-CONFIG = "config.json"
-"""Settings of the process that recorded last, for the one that exports."""
 _TRACE_ID = re.compile(r"[0-9a-f]{6,32}")
 
 
@@ -40,46 +41,6 @@ class StoreError(Exception):
 
 class TrajectoryNotFound(StoreError):  # noqa: N818 - says what it is, as FileNotFoundError does
     """No trajectory has that name; the message names near ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """How far one destination is, in spans."""
-
-    exported: int
-    pending: int
-    refused: int
-    last_error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStatus:
-    """Counts of a store, in spans unless said otherwise; recorded = exported + pending + dropped.
-
-    Attributes:
-        recorded: spans that ended in any process, dropped ones included.
-        exported: spans that every destination has; without a destination, those in the journal.
-        pending: spans that some destination still lacks, refused ones included.
-        dropped: spans that never reached the journal.
-        trajectories: number of trajectories.
-        in_flight: trajectories that run now.
-        bytes: size of the journal.
-        torn_lines: lines that a crash left unreadable.
-    """
-
-    recorded: int
-    exported: int
-    pending: int
-    dropped: int
-    trajectories: int = 0
-    in_flight: int = 0
-    bytes: int = 0
-    torn_lines: int = 0
-    writers_alive: int = 0
-    writers_dead: int = 0
-    troubles: int = 0
-    dropped_by_reason: Mapping[str, int] = field(default_factory=dict)
-    destinations: Mapping[str, Destination] = field(default_factory=dict)
 
 
 def store_path(path: str | os.PathLike[str] | None = None) -> Path:
@@ -165,13 +126,17 @@ class Store:
         """
         if status is not None and status not in get_args(Status):
             raise ValueError(f"status={status!r} is none of {', '.join(get_args(Status))}")
+        # What runs is asked first: what ends meanwhile is then in the index.
+        flight = Flight(self.path)
         self._index.refresh()
-        where, values = ["1"], []
+        where, values, among = ["1"], [], ""
         same = ("step", step), ("rollout_n", rollout), ("validate", validate), ("experiment", experiment)
         for column, value in same:
             if value is not None:
                 where.append(f"{column} = ?")
                 values.append(value)
+        if isinstance(step, int):
+            among = f"step = {step:d}"
         if sample is not None:
             where.append("(sample_index = ? OR CAST(sample_index AS TEXT) = ?)")
             values += [sample, str(sample)]
@@ -187,15 +152,15 @@ class Store:
             where.append("status = ?")
             values.append(status)
         elif status is not None:
-            where.append("NOT ended")
+            among = "NOT ended" if status == "running" else "(NOT ended OR status = 'died')"
+            where.append(among)
         order = "ORDER BY " + (
             "start_ns DESC"
             if newest
             else "named DESC, step, validate, sample_index, rollout_n, effective, start_ns"
         )
-        flight = _Flight(self.path)
         try:
-            rows = self._index.rows("WHERE " + " AND ".join(where), values, order)
+            rows = self._index.rows("WHERE " + " AND ".join(where), values, order, among=among)
         except OverflowError:  # a number beyond 64 bits, which nothing recorded has
             rows = []
         summaries = [summary if ended else self._current(summary, flight) for summary, ended, _ in rows]
@@ -210,8 +175,9 @@ class Store:
             summaries = [summary for summary in summaries if summary.status == status]
         return iter(summaries if limit is None else summaries[:limit])
 
-    def _current(self, summary: Summary, flight: _Flight) -> Summary:
-        if self._index.writers_of(summary.trace_id) & flight.alive:
+    def _current(self, summary: Summary, flight: Flight) -> Summary:
+        writers = self._index.writers_of(summary.trace_id)
+        if summary.status == "died" or flight.runs_in(summary.trace_id, writers):
             return summary
         return replace(summary, status="died", error=DIED, errors=max(1, summary.errors))
 
@@ -226,29 +192,29 @@ class Store:
         Raises:
             TrajectoryNotFound: there is none, or the beginning of a trace id fits several.
         """
+        flight = Flight(self.path)
         self._index.refresh()
-        flight = _Flight(self.path)
         trace_id, attempt = self._find(name, flight)
         return self._load(trace_id, flight, attempt)
 
-    def _load(self, trace_id: str, flight: _Flight, attempt: int | None = None) -> Trajectory:
+    def _load(self, trace_id: str, flight: Flight, attempt: int | None = None) -> Trajectory:
         spans = self._index.spans(trace_id)
-        alive = bool(self._index.writers_of(trace_id) & flight.alive) or trace_id in flight.living
+        alive = bool(self._index.writers_of(trace_id) & flight.alive) or trace_id in flight.traces
         spans = [*flight.traces.get(trace_id, []), *spans]
         try:
             return assemble(spans, alive=alive, attempt=attempt)
         except Exception as error:
-            if not spans:
+            if all(span.kind == "attach" for span in spans):
                 gone = f"the journal files that held {trace_id} are gone from {self.path}"
                 raise TrajectoryNotFound(gone) from None
             return unreadable(spans, error)
 
     def load_all(self, trace_ids: list[str]) -> list[Trajectory]:
         """Read the trajectories of these trace ids, as the index knows them."""
-        flight = _Flight(self.path)
+        flight = Flight(self.path)
         return [self._load(trace_id, flight, self._index.attempt(trace_id)) for trace_id in trace_ids]
 
-    def _find(self, name: str | TrajectoryKey, flight: _Flight) -> tuple[str, int | None]:
+    def _find(self, name: str | TrajectoryKey, flight: Flight) -> tuple[str, int | None]:
         text = str(name).strip()
         if isinstance(name, str) and _TRACE_ID.fullmatch(text):
             found = self._index.trace_ids_like(text) | {
@@ -283,14 +249,15 @@ class Store:
         last = max(same, key=lambda summary: summary.attempt)
         return last.trace_id, last.attempt
 
-    def _attempts(self, key: TrajectoryKey, flight: _Flight) -> list[Summary]:
+    def _attempts(self, key: TrajectoryKey, flight: Flight) -> list[Summary]:
         where = (
             "WHERE named AND step IS ? AND rollout_n = ? AND validate = ? AND CAST(sample_index AS TEXT) IS ?"
         )
         sample = None if key.sample_index is None else str(key.sample_index)
         try:
             values = (key.step, key.rollout_n, key.validate, sample)
-            rows = self._index.rows(where, values, "ORDER BY effective, start_ns")
+            among = f"step = {key.step:d}" if isinstance(key.step, int) else ""
+            rows = self._index.rows(where, values, "ORDER BY effective, start_ns", among=among)
         except OverflowError:  # a number beyond 64 bits, which nothing recorded has
             rows = []
         found = [summary for summary, _, _ in rows]
@@ -307,122 +274,59 @@ class Store:
         near = difflib.get_close_matches(str(key), names, n=3, cutoff=0.4)
         return f"; did you mean {', '.join(near)}?" if near else "; `trackway ls` lists them"
 
+    def in_flight(self, **filters: Any) -> list[InFlight]:
+        """List the rollouts that run now, the one that was silent longest first.
+
+        Args:
+            **filters: ``step``, ``sample``, ``rollout``, ``validate`` and ``experiment``, as in ``query``.
+        """
+        found = self.query(**filters, status="running", all_attempts=True)
+        flight = Flight(self.path)
+        rows = [row for summary in found if (row := flight.look(summary, self._index)) is not None]
+        return sorted(rows, key=lambda row: row.last_sign_ns)
+
     def status(self, deadline: float | None = None) -> StoreStatus:
         """Count what was recorded, exported, is pending and was dropped.
 
         Args:
             deadline: a time of ``time.monotonic``; what was not taken in by then counts as pending.
         """
-        # The writers first: by the time that the journal is read, it has at least what they say.
-        writers = journal.writers(self.path)
-        done = self._index.refresh(deadline)
-        segments = journal.segments(self.path)
-        trajectories, spans = self._index.totals()
-        stored = self._index.written()
-        dropped: dict[str, int] = {}
-        waiting = 0
-        for writer in writers:
-            here = stored.get(writer.name, 0)
-            if done:
-                losses = self._losses(writer, here)
-                waiting += writer.waiting(here) if writer.alive else 0
-            else:
-                losses = dict(writer.dropped)
-                waiting += max(0, writer.recorded - sum(losses.values()) - here)
-            for reason, count in losses.items():
-                dropped[reason] = dropped.get(reason, 0) + count
-        destinations = self._destinations(spans)
-        exported = min((item.exported for item in destinations.values()), default=spans)
-        return StoreStatus(
-            recorded=spans + waiting + sum(dropped.values()),
-            exported=exported,
-            pending=spans - exported + waiting,
-            dropped=sum(dropped.values()),
-            trajectories=trajectories,
-            in_flight=self._in_flight(),
-            bytes=sum(segment.path.stat().st_size for segment in segments),
-            torn_lines=self._index.torn({writer.name for writer in writers if not writer.alive}),
-            writers_alive=sum(writer.alive for writer in writers),
-            writers_dead=sum(not writer.alive for writer in writers),
-            troubles=sum(int(writer.counters.get("troubles", 0)) for writer in writers),
-            dropped_by_reason=dropped,
-            destinations=destinations,
-        )
-
-    def _in_flight(self) -> int:
-        flight = _Flight(self.path)
-        open_ones = {summary.trace_id for summary, _, _ in self._index.rows("WHERE NOT ended")}
-        running = {trace_id for trace_id in open_ones if self._index.writers_of(trace_id) & flight.alive}
-        return len(running | (flight.living - self._index.trace_ids(flight.living)))
-
-    def _losses(self, writer: journal.Writer, stored: int) -> dict[str, int]:
-        """Compare what a writer says it did with what stands in the journal."""
-        losses = dict(writer.dropped)
-        if writer.written > stored:
-            losses["missing from the journal"] = writer.written - stored
-        if not writer.alive and (lost := writer.waiting(stored)):
-            losses["not yet written when the process ended"] = lost
-        return losses
-
-    def _destinations(self, spans: int) -> dict[str, Destination]:
-        try:
-            settings = orjson.loads((self.path / CONFIG).read_bytes())
-            backends, place = list(settings["backend"]), settings.get("tracking_uri")
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-        cursors = Cursors(self.path, read_only=True)
-        progress = cursors.progress()
-        cursors.close()
-        found = {}
-        for name in backends:
-            done = progress.get(cursor_name(name, place), Progress(0, 0, None))
-            exported = min(done.exported, spans)
-            found[name] = Destination(
-                exported, spans - exported - done.refused, done.refused, done.last_error
-            )
-        return found
+        return status_of(self.path, self._index, deadline)
 
     def due(self, destination: Mapping[str, int], deadline: float | None = None) -> list[tuple[str, int]]:
-        """List what a destination lacks: complete trajectories with their number of spans.
+        """List what a destination lacks: complete trajectories, each with its state.
+
+        The state is a number that changes with what a trajectory consists of; its lower 32 bits are its
+        number of spans.
 
         Args:
-            destination: what it has: trace id -> number of spans.
+            destination: what it has: trace id -> state.
             deadline: a time of ``time.monotonic`` after which no more of the journal is taken in.
         """
-        self._index.refresh(deadline)
+        # A writer that dies after this look may leave something that is not taken in yet.
         alive = {writer.name for writer in journal.writers(self.path) if writer.alive}
-        due = []
-        for trace_id, spans, ended in self._index.sizes():
-            if destination.get(trace_id) != spans and (ended or not self._index.writers_of(trace_id) & alive):
-                due.append((trace_id, spans))
+        self._index.refresh(deadline)
+        due, abandoned = [], []
+        for trace_id, state, complete in self._index.sizes():
+            if destination.get(trace_id) != state:
+                if complete:
+                    due.append((trace_id, state))
+                elif not self._index.writers_of(trace_id) & alive:
+                    abandoned.append((trace_id, state))
+        if abandoned:
+            # Another process may be inside of its first call of such a rollout.
+            running = Flight(self.path).traces
+            due += [(trace_id, state) for trace_id, state in abandoned if trace_id not in running]
         return due
+
+    def unmatched(self) -> int:
+        """Count what was attached to rollouts that are not in the store; it waits for them."""
+        self._index.refresh()
+        return self._index.unmatched()
 
     def unread(self) -> bool:
         """Say whether the journal holds lines that no reader has taken in yet."""
         return self._index.unread()
-
-
-class _Flight:
-    """Spans that are open now, or were when their process ended."""
-
-    def __init__(self, store: Path) -> None:
-        writers = journal.writers(store)
-        self.alive = {writer.name for writer in writers if writer.alive}
-        self.traces: dict[str, list[Span]] = {}
-        self.living: set[str] = set()
-        for writer in writers:
-            for line in writer.open_spans.splitlines():
-                try:
-                    spans = [decode_span(raw, resource) for raw, resource in otlp.spans_of(line)]
-                except ValueError:
-                    continue
-                for span in spans:
-                    self.traces.setdefault(span.trace_id, []).append(span)
-                    if writer.alive:
-                        self.living.add(span.trace_id)
-
-    def trajectory(self, trace_id: str) -> Trajectory:
-        return assemble(self.traces[trace_id], alive=trace_id in self.living)
 
 
 def _matches(

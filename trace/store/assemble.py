@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from sys import byteorder
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import orjson
+from typing import TYPE_CHECKING, Any
 
 from .. import semconv
 from ..model import Event, Kind, Span, Status, Trajectory, TrajectoryKey
 from . import otlp
+from .attached import latest, with_attached
+from .packed import lenient, unpack_floats, unpack_ids, unpack_mask
+from .payloads import whole_payloads
 from .results import parsed
 from .turns import turns_of
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
-
-T = TypeVar("T")
 
 DIED = "process ended before this did"
 
@@ -91,6 +88,8 @@ def _span(
     status: Status = attributes.get(semconv.STATUS) or ("error" if failed else "ok")
     if end_ns is None:
         status = "running"
+        if reason := attributes.get(semconv.EXPIRED):
+            status, failed, error = "died", True, str(reason)
     kind = attributes.get(semconv.KIND) or _KINDS.get(attributes.get(semconv.OPERATION, ""), "other")
     return Span(
         kind=kind,
@@ -100,8 +99,8 @@ def _span(
         attributes=attributes,
         inputs=parsed(attributes.get(semconv.TOOL_ARGUMENTS) or attributes.get(semconv.INPUT)),
         outputs=_outputs(attributes, kind),
-        response_mask=_lenient(_mask, attributes.get(semconv.RESPONSE_MASK)),
-        response_logprobs=_lenient(unpack_floats, attributes.get(semconv.RESPONSE_LOGPROBS)),
+        response_mask=lenient(unpack_mask, attributes.get(semconv.RESPONSE_MASK)),
+        response_logprobs=lenient(unpack_floats, attributes.get(semconv.RESPONSE_LOGPROBS)),
         prompt_text=attributes.get(semconv.PROMPT_TEXT),
         response_text=attributes.get(semconv.RESPONSE_TEXT),
         **rest,
@@ -115,69 +114,42 @@ def _outputs(attributes: Mapping[str, Any], kind: Kind) -> Any:
     return parsed(attributes.get(semconv.OUTPUT))
 
 
-def _lenient(read: Callable[[Any], T], value: Any) -> T | None:
-    """Read a value; one that somebody else damaged is as if it had not been recorded."""
-    try:
-        return None if value is None else read(value)
-    except Exception:
-        return None
-
-
-def _mask(text: str) -> tuple[int, ...]:
-    bits: list[int] = []
-    for bit, count in orjson.loads(text):
-        bits.extend([bit] * count)
-    return tuple(bits)
-
-
-def unpack_floats(packed: bytes) -> tuple[float, ...]:
-    """Read little-endian float32 values."""
-    values = array("f")
-    values.frombytes(packed[: len(packed) // 4 * 4])
-    if byteorder == "big":
-        values.byteswap()
-    return tuple(values)
-
-
 def assemble(spans: Sequence[Span], *, alive: bool = False, attempt: int | None = None) -> Trajectory:
-    """Build the trajectory that the spans of one trace tell.
+    """Build the trajectory that the spans of one trace tell, with what was attached to it.
 
     Args:
-        spans: in any order; of two with the same id the ended one counts, else the later one.
+        spans: in any order; of two with the same id the ended one counts, else the one that was given up,
+            else the later one. Those of ``attach`` may have a trace of their own.
         alive: whether a process still writes to it, so that open spans are running and not dead.
         attempt: number of the attempt, where the store knows better than the span.
 
     Raises:
         ValueError: there are no spans.
     """
-    if not spans:
-        raise ValueError("a trajectory needs at least one span")
-    unique: dict[str, Span] = {}
-    for span in spans:
-        known = unique.get(span.span_id)
-        if known is None or known.end_ns is None or span.end_ns is not None:
-            unique[span.span_id] = span
-    ordered = sorted(unique.values(), key=lambda span: (span.parent_id is not None, span.start_ns))
+    ordered, facts = _sorted(spans)
     if not alive:
-        ordered = [
-            span if span.end_ns is not None else replace(span, status="died", error=DIED) for span in ordered
-        ]
-    ordered = _whole_sequences(ordered)
+        ordered = [dead(span) for span in ordered]
+    ordered = whole_payloads(_whole_sequences(ordered))
     first = ordered[0]
     root = first if first.parent_id is None else None
+    # The parent of an unrecorded root's children is that root.
+    above = root.span_id if root else first.parent_id
+    facts = [replace(span, trace_id=first.trace_id, parent_id=above) for span in facts]
     status, error = _status(root, alive)
     ends = [span.end_ns for span in ordered if span.end_ns is not None]
     finished = root.end_ns if root else None
+    turns, unaligned = with_attached(turns_of(ordered), facts)
+    everything = (*ordered, *facts)
     return Trajectory(
         key=_key(ordered, attempt),
         trace_id=first.trace_id,
         status=status,
         error=error,
         start_ns=min(span.start_ns for span in ordered),
-        end_ns=finished if finished is not None else (max(ends) if ends and not alive else None),
-        spans=tuple(ordered),
-        turns=turns_of(ordered),
-        rewards=_rewards(ordered),
+        end_ns=finished if finished is not None else (max(ends) if ends and status != "running" else None),
+        spans=everything,
+        turns=turns,
+        rewards=_rewards(everything),
         annotations={
             name.removeprefix(semconv.ANNOTATION_PREFIX): parsed(value)
             for span in ordered
@@ -185,23 +157,59 @@ def assemble(spans: Sequence[Span], *, alive: bool = False, attempt: int | None 
             if name.startswith(semconv.ANNOTATION_PREFIX)
         },
         policy_versions=_versions(ordered),
-        project=_first(ordered, semconv.PROJECT),
-        experiment=_first(ordered, semconv.EXPERIMENT),
+        project=_first(ordered, semconv.PROJECT) or first.resource.get(semconv.PROJECT),
+        experiment=_first(ordered, semconv.EXPERIMENT) or first.resource.get(semconv.EXPERIMENT),
         run_id=_first(ordered, semconv.RUN_ID),
-        notes=tuple(note for span in ordered for note in span.attributes.get(semconv.NOTES, ())),
+        notes=(*(note for span in everything for note in span.attributes.get(semconv.NOTES, ())), *unaligned),
+        trained_step=latest(facts, semconv.TRAINED_STEP, int),
+        discarded=latest(facts, semconv.DISCARDED, str) or None,
     )
+
+
+def dead(span: Span) -> Span:
+    """Give a span as it is when its process has ended."""
+    return replace(span, status="died", error=DIED) if span.status == "running" else span
+
+
+def _sorted(spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
+    """Give each span once, those of the trajectory itself and those of ``attach`` apart.
+
+    Raises:
+        ValueError: there are none of the trajectory itself.
+    """
+    unique: dict[str, Span] = {}
+    for span in spans:
+        known = unique.get(span.span_id)
+        if known is None or _certainty(span) >= _certainty(known):
+            unique[span.span_id] = span
+    facts = sorted(
+        (span for span in unique.values() if span.kind == "attach"),
+        key=lambda span: (span.start_ns, span.span_id),
+    )
+    own = sorted(
+        (span for span in unique.values() if span.kind != "attach"),
+        key=lambda span: (span.parent_id is not None, span.start_ns),
+    )
+    if not own:
+        raise ValueError("a trajectory needs at least one span")
+    return own, facts
+
+
+def _certainty(span: Span) -> int:
+    return 2 if span.end_ns is not None else int(semconv.EXPIRED in span.attributes)
 
 
 def unreadable(spans: Sequence[Span], error: Exception) -> Trajectory:
     """Give what can be said of a trajectory that cannot be put together: its id, its times, the reason."""
     note = f"cannot be read: {type(error).__name__}: {error}"
-    ends = [span.end_ns for span in spans if span.end_ns is not None]
+    own = [span for span in spans if span.kind != "attach"]
+    ends = [span.end_ns for span in own if span.end_ns is not None]
     return Trajectory(
         key=None,
-        trace_id=spans[0].trace_id,
+        trace_id=own[0].trace_id,
         status="error",
         error=note,
-        start_ns=min(span.start_ns for span in spans),
+        start_ns=min(span.start_ns for span in own),
         end_ns=max(ends, default=None),
         spans=tuple(spans),
         turns=(),
@@ -238,14 +246,18 @@ def _key(spans: Sequence[Span], attempt: int | None) -> TrajectoryKey | None:
 
 def _rewards(spans: Iterable[Span]) -> dict[str, float | str]:
     rewards: dict[str, float | str] = {}
-    for span in spans:
-        for event in span.events:
-            if event.name == semconv.EVALUATION_EVENT:
-                facts = event.attributes
-                value = facts.get(semconv.EVALUATION_VALUE, facts.get(semconv.EVALUATION_LABEL))
-                if value is not None:
-                    rewards[str(facts.get(semconv.EVALUATION_NAME))] = value
+    for event in evaluations(spans):
+        facts = event.attributes
+        value = facts.get(semconv.EVALUATION_VALUE, facts.get(semconv.EVALUATION_LABEL))
+        if value is not None:
+            rewards[str(facts.get(semconv.EVALUATION_NAME))] = value
     return rewards
+
+
+def evaluations(spans: Iterable[Span]) -> list[Event]:
+    """Give what rewards were given, in order of time: the last of a name counts."""
+    events = [event for span in spans for event in span.events if event.name == semconv.EVALUATION_EVENT]
+    return sorted(events, key=lambda event: event.time_ns)
 
 
 def _versions(spans: Iterable[Span]) -> tuple[int | str, ...]:
@@ -283,8 +295,8 @@ def _base(span: Span) -> str | None:
 
 def _whole(span: Span, done: Mapping[str, Span]) -> Span:
     attributes = span.attributes
-    prompt = _lenient(_ids, attributes.get(semconv.PROMPT_IDS))
-    response = _lenient(_ids, attributes.get(semconv.RESPONSE_IDS))
+    prompt = lenient(unpack_ids, attributes.get(semconv.PROMPT_IDS))
+    response = lenient(unpack_ids, attributes.get(semconv.RESPONSE_IDS))
     if prompt is None and response is None:
         return span
     incomplete = False
@@ -303,7 +315,3 @@ def _whole(span: Span, done: Mapping[str, Span]) -> Span:
 
 def _sequence(span: Span | None) -> tuple[int, ...]:
     return () if span is None else (span.prompt_ids or ()) + (span.response_ids or ())
-
-
-def _ids(text: str) -> tuple[int, ...]:
-    return tuple(orjson.loads(text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,19 @@ CREATE TABLE IF NOT EXISTS exported (
 CREATE TABLE IF NOT EXISTS destinations (name TEXT PRIMARY KEY, last_error TEXT);
 """
 
+_COUNT = 2**32 - 1
+"""The part of a trajectory's state that is its number of spans, see ``Store.due``."""
+_SPANS = f"(spans & {_COUNT})"
+
 
 def cursor_name(backend: str, place: str | None) -> str:
     """Name the cursor of a backend: where it is moved to another place, everything is sent there again."""
     return backend if place is None else f"{backend} at {place}"
+
+
+def spans_in(state: int) -> int:
+    """Give the number of spans in the state of a trajectory."""
+    return state & _COUNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class Cursors:
         self._db: sqlite3.Connection | None = None
         if read_only:
             if path.exists():
-                self._db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_TIMEOUT)
+                self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT)
                 # The follower may be about to make the tables.
                 if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'destinations'").fetchone():
                     self.close()
@@ -67,10 +76,21 @@ class Cursors:
             self._db = None
 
     def delivered(self, destination: str) -> dict[str, int]:
-        """Give the trajectories that a destination has or refused, with the number of spans sent."""
+        """Give the trajectories that a destination has or refused, with the state that was sent."""
         if self._db is None:
             return {}
         rows = self._db.execute("SELECT trace_id, spans FROM exported WHERE destination = ?", (destination,))
+        return dict(rows.fetchall())
+
+    def states(self, destination: str, among: Sequence[str]) -> dict[str, int]:
+        """Give those of some trace ids, at most some hundreds, that a destination has or refused."""
+        if self._db is None:
+            return {}
+        places = ", ".join("?" for _ in among)
+        rows = self._db.execute(
+            f"SELECT trace_id, spans FROM exported WHERE destination = ? AND trace_id IN ({places})",
+            (destination, *among),
+        )
         return dict(rows.fetchall())
 
     def progress(self) -> dict[str, Progress]:
@@ -78,16 +98,23 @@ class Cursors:
         if self._db is None:
             return {}
         rows = self._db.execute(
-            "SELECT name, last_error, coalesce(sum(spans) FILTER (WHERE refused IS NULL), 0), "
-            "coalesce(sum(spans) FILTER (WHERE refused IS NOT NULL), 0) "
+            f"SELECT name, last_error, coalesce(sum({_SPANS}) FILTER (WHERE refused IS NULL), 0), "
+            f"coalesce(sum({_SPANS}) FILTER (WHERE refused IS NOT NULL), 0) "
             "FROM destinations LEFT JOIN exported ON destination = name GROUP BY name"
         )
         return {
             name: Progress(exported, refused, error) for name, error, exported, refused in rows.fetchall()
         }
 
+    def errors(self) -> dict[str, str]:
+        """Give why the last delivery failed, for each destination where it did."""
+        if self._db is None:
+            return {}
+        rows = self._db.execute("SELECT name, last_error FROM destinations WHERE last_error IS NOT NULL")
+        return dict(rows.fetchall())
+
     def store(self, destination: str, spans: Iterable[tuple[str, int]], refused: Mapping[str, str]) -> None:
-        """Note a delivery: trace ids with their number of spans, and the reasons of those refused."""
+        """Note a delivery: trace ids with their states, and the reasons of those refused."""
         assert self._db is not None
         with self._db:
             self._db.executemany(

@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from ..model import Span, Summary, Trajectory, TrajectoryKey
-from . import journal, otlp
-from .assemble import assemble, decode_span, unreadable
+from ..model import Span, Summary
+from . import joining, lines, otlp
+from .assemble import assemble, dead, decode_span, unreadable
+from .joining import Joins
+from .lines import Lines
+from .rows import COLUMNS, row_of, summary_from
 
 FILE = "index.sqlite"
-VERSION = 3
-_TRACE_ID = re.compile(rb'"traceId":"([0-9a-f]{32})"')
-_SPAN = b'"spanId":"'
-"""Stands once in each span; inside a text its quotes would be escaped."""
-_PORTION = 2_000
-"""Lines taken in at once."""
+VERSION = 4
 _TIMEOUT = 30.0
 
 _SCHEMA = """
-CREATE TABLE segments (
-    id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, writer TEXT NOT NULL,
-    read_to INTEGER NOT NULL, torn INTEGER NOT NULL
-);
-CREATE TABLE lines (
-    trace_id TEXT NOT NULL, segment INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
-    spans INTEGER NOT NULL
-);
-CREATE INDEX lines_by_trace ON lines (trace_id);
 CREATE TABLE trajectories (
     trace_id TEXT PRIMARY KEY, named INTEGER NOT NULL, step INTEGER, sample_index BLOB,
     rollout_n INTEGER NOT NULL, attempt INTEGER NOT NULL, validate INTEGER NOT NULL,
@@ -46,16 +30,11 @@ CREATE TABLE trajectories (
     turns INTEGER NOT NULL, generations INTEGER NOT NULL, tool_calls INTEGER NOT NULL,
     tokens INTEGER NOT NULL, errors INTEGER NOT NULL, spans INTEGER NOT NULL,
     start_ns INTEGER NOT NULL, end_ns INTEGER, policy_version BLOB,
-    project TEXT, experiment TEXT, ended INTEGER NOT NULL
+    project TEXT, experiment TEXT, trained_step INTEGER, discarded TEXT,
+    ended INTEGER NOT NULL, state INTEGER NOT NULL
 );
 CREATE INDEX trajectories_by_key ON trajectories (step, sample_index, rollout_n);
 """
-
-_COLUMNS = (
-    "trace_id, named, step, sample_index, rollout_n, attempt, validate, status, error, reward, rewards, "
-    "turns, generations, tool_calls, tokens, errors, spans, start_ns, end_ns, policy_version, project, "
-    "experiment, ended"
-)
 
 # Attempts are numbered by their start among those of the same key and experiment, but never below the number
 # that the caller gave.
@@ -65,13 +44,14 @@ _ORDER = "ORDER BY attempt, start_ns, trace_id"
 _NUMBERED = f"""
 SELECT *, nth + max(0, max(attempt - nth) OVER (PARTITION BY same ORDER BY nth)) AS effective
 FROM (
-    SELECT {_COLUMNS},
+    SELECT {COLUMNS},
         row_number() OVER ({_SAME} {_ORDER}) - 1 AS nth,
         row_number() OVER ({_SAME} ORDER BY attempt DESC, start_ns DESC, trace_id DESC) = 1 AS latest,
         first_value(trace_id) OVER ({_SAME} {_ORDER}) AS same
-    FROM trajectories
+    FROM trajectories WHERE %s
 )
 """
+_SAME_STEP = "step IS NULL OR step IN (SELECT step FROM trajectories WHERE %s)"
 
 
 class Index:
@@ -84,6 +64,8 @@ class Index:
     def __init__(self, store: Path) -> None:
         self._store = store
         self._db = self._connect(store / FILE)
+        self._lines = Lines(self._db, store)
+        self._joins = Joins(self._db)
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         if not os.access(self._store, os.W_OK):
@@ -105,7 +87,7 @@ class Index:
             db.execute("PRAGMA synchronous = OFF")
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version == 0:
-                db.executescript(_SCHEMA)
+                db.executescript(_SCHEMA + lines.SCHEMA + joining.SCHEMA)
                 db.execute(f"PRAGMA user_version = {VERSION}")
             elif version != VERSION:
                 db.close()
@@ -143,8 +125,8 @@ class Index:
             with self._building():
                 self._db.execute("BEGIN")
                 try:
-                    touched, done = self._read_tails()
-                    self._summarise(touched)
+                    touched, done = self._lines.take_in()
+                    self._update(touched)
                     self._db.execute("COMMIT")
                 except BaseException:
                     self._db.execute("ROLLBACK")
@@ -152,88 +134,79 @@ class Index:
             if done or (deadline is not None and time.monotonic() > deadline):
                 return done
 
-    def _read_tails(self) -> tuple[list[str], bool]:
-        """Note where the next lines stand; give the traces they belong to, and whether there are no more."""
-        rows = self._db.execute("SELECT id, name, read_to, torn FROM segments")
-        known = {name: (number, read_to, torn) for number, name, read_to, torn in rows}
-        touched: dict[str, None] = {}
-        room = _PORTION
-        for segment in journal.segments(self._store):
-            number, read_to, torn = known.get(segment.path.name, (None, 0, 0))
-            if segment.path.stat().st_size <= read_to:
-                continue
-            if number is None:
-                cursor = self._db.execute(
-                    "INSERT INTO segments (name, writer, read_to, torn) VALUES (?, ?, 0, 0)",
-                    (segment.path.name, segment.writer),
-                )
-                number = cursor.lastrowid
-            places = []
-            for offset, line in islice(segment.read(read_to), room):
-                room -= 1
-                match = _TRACE_ID.search(line)
-                if match is None or not line.endswith(b"]}]}]}\n"):
-                    torn += bool(line.strip())
-                else:
-                    places.append((match[1].decode(), number, offset, len(line), line.count(_SPAN)))
-                read_to = offset + len(line)
-            self._db.executemany("INSERT INTO lines VALUES (?, ?, ?, ?, ?)", places)
-            self._db.execute(
-                "UPDATE segments SET read_to = ?, torn = ? WHERE id = ?", (read_to, torn, number)
-            )
-            touched.update(dict.fromkeys(place[0] for place in places))
-            if not room:
-                return list(touched), False
-        return list(touched), True
-
-    def _summarise(self, trace_ids: Iterable[str]) -> None:
-        places = ", ".join("?" for _ in _COLUMNS.split(","))
+    def _update(self, trace_ids: Iterable[str]) -> None:
+        """Bring the rows of traces up to date, and of those that get or lose what was attached to them."""
+        facts, trajectories = [], []
         for trace_id in trace_ids:
-            spans = self.spans(trace_id)
-            if spans:
-                # One trace that cannot be understood must not keep anybody from all the others.
-                try:
-                    row = _row(assemble(spans, alive=True))
-                    self._db.execute(f"SELECT {places}", row)
-                except Exception as error:
-                    row = _row(unreadable(spans, error))
-                self._db.execute(f"INSERT OR REPLACE INTO trajectories ({_COLUMNS}) VALUES ({places})", row)
+            spans = self._own_spans(trace_id)
+            if all(span.kind == "attach" for span in spans):
+                for span in spans:
+                    self._joins.note(span)
+                    facts.append(trace_id)
+            else:
+                self._summarise(trace_id, spans)
+                trajectories.append(trace_id)
+        for trace_id in self._joins.update(facts, trajectories):
+            self._summarise(trace_id, self._own_spans(trace_id))
+
+    def _summarise(self, trace_id: str, own: list[Span]) -> None:
+        if not own:
+            return  # the files that held them are gone
+        spans = own + self._facts(trace_id)
+        places = ", ".join("?" for _ in COLUMNS.split(","))
+        # One trace that cannot be understood must not keep anybody from all the others.
+        try:
+            row = row_of(assemble(spans, alive=True))
+            self._db.execute(f"SELECT {places}", row)
+        except Exception as error:
+            row = row_of(unreadable(spans, error))
+        self._db.execute(f"INSERT OR REPLACE INTO trajectories ({COLUMNS}) VALUES ({places})", row)
 
     def spans(self, trace_id: str) -> list[Span]:
-        """Read the spans of one trace from the journal; lines that cannot be read are left out."""
-        spans = []
-        for data in self._lines(trace_id):
+        """Read the spans of one trace from the journal, and after them what was attached to it.
+
+        Lines that cannot be read are left out.
+        """
+        return self._own_spans(trace_id) + self._facts(trace_id)
+
+    def _own_spans(self, trace_id: str) -> list[Span]:
+        spans: list[Span] = []
+        for line, left_behind in self._lines.of(trace_id):
             with suppress(ValueError):
-                spans += [decode_span(raw, resource) for raw, resource in otlp.spans_of(data)]
+                found = [decode_span(raw, resource) for raw, resource in otlp.spans_of(line)]
+                spans += map(dead, found) if left_behind else found
         return spans
 
-    def _lines(self, trace_id: str) -> Iterator[bytes]:
-        rows = self._db.execute(
-            "SELECT name, offset, length FROM lines JOIN segments ON segments.id = segment "
-            "WHERE trace_id = ? ORDER BY segment, offset",
-            (trace_id,),
-        ).fetchall()
-        for name, offset, length in rows:
-            with suppress(OSError), (self._store / journal.FOLDER / name).open("rb") as file:
-                file.seek(offset)
-                yield file.read(length)
+    def _facts(self, trace_id: str) -> list[Span]:
+        return [span for fact in self._joins.facts_of(trace_id) for span in self._own_spans(fact)]
+
+    def ends(self, trace_id: str) -> dict[str, int]:
+        """Give the spans of one trace that have ended, each with that moment in nanoseconds since 1970."""
+        found: dict[str, int] = {}
+        for line, _ in self._lines.of(trace_id):
+            with suppress(ValueError, KeyError, TypeError):
+                found.update((raw["spanId"], int(raw["endTimeUnixNano"])) for raw, _ in otlp.spans_of(line))
+        return {span_id: end_ns for span_id, end_ns in found.items() if end_ns}
 
     def writers_of(self, trace_id: str) -> set[str]:
-        """Name the writers that have written to a trace."""
-        return {
-            writer
-            for (writer,) in self._db.execute(
-                "SELECT DISTINCT writer FROM lines JOIN segments ON segments.id = segment WHERE trace_id = ?",
-                (trace_id,),
-            )
-        }
+        """Name the writers that have written to a trace; who attached to it is not among them."""
+        return self._lines.writers_of(trace_id)
 
     def rows(
-        self, where: str = "", values: Iterable[Any] = (), order: str = ""
+        self, where: str = "", values: Iterable[Any] = (), order: str = "", *, among: str = ""
     ) -> list[tuple[Summary, bool, bool]]:
-        """Give summaries, each with whether its root span has ended and whether it is the latest attempt."""
-        sql = f"SELECT {_COLUMNS}, effective, latest FROM ({_NUMBERED}) {where} {order}"
-        return [(_summary(row), bool(row[-3]), bool(row[-1])) for row in self._db.execute(sql, tuple(values))]
+        """Give summaries, each with whether its root span has ended and whether it is the latest attempt.
+
+        Args:
+            where, values, order: which ones, in which order.
+            among: a condition that all of them meet, so that attempts need not be counted in every step.
+        """
+        numbered = _NUMBERED % (_SAME_STEP % among if among else "1")
+        sql = f"SELECT {COLUMNS}, effective, latest, ended FROM ({numbered}) {where} {order}"
+        return [
+            (summary_from(tuple(row), effective), bool(ended), bool(latest))
+            for *row, effective, latest, ended in self._db.execute(sql, tuple(values))
+        ]
 
     def attempt(self, trace_id: str) -> int | None:
         """Give the number of the attempt that a trajectory is; None when it has no key or is not known."""
@@ -251,34 +224,46 @@ class Index:
                 return number
         return None
 
-    def totals(self) -> tuple[int, int]:
-        """Count trajectories and their spans."""
-        query = "SELECT count(*), coalesce(sum(spans), 0) FROM trajectories"
-        trajectories, spans = self._db.execute(query).fetchone()
-        return trajectories, spans
+    def totals(self) -> tuple[int, int, int]:
+        """Count trajectories, their spans (those attached to them included), and trajectories that died."""
+        query = "SELECT count(*), coalesce(sum(spans), 0), count(*) FILTER (WHERE status = 'died') "
+        trajectories, spans, died = self._db.execute(query + "FROM trajectories").fetchone()
+        return trajectories, spans, died
 
     def written(self) -> dict[str, int]:
-        """Count the spans that stand in the journal, by writer."""
-        return dict(
-            self._db.execute(
-                "SELECT writer, sum(spans) FROM lines JOIN segments ON segments.id = segment GROUP BY writer"
-            ).fetchall()
-        )
+        """Count the spans that ended and stand in the journal, by writer."""
+        return self._lines.written()
 
     def torn(self, ended: Container[str]) -> int:
         """Count the lines that cannot be read, the last ones of writers that have ended among them."""
-        count = 0
-        rows = self._db.execute("SELECT name, writer, read_to, torn FROM segments").fetchall()
-        for name, writer, read_to, torn in rows:
-            path = self._store / journal.FOLDER / name
-            rest = writer in ended and path.exists() and path.stat().st_size > read_to
-            count += torn + rest
-        return count
+        return self._lines.torn(ended)
 
     def sizes(self) -> list[tuple[str, int, bool]]:
-        """Give every trace id with its number of spans and whether its root span has ended, oldest first."""
-        rows = self._db.execute("SELECT trace_id, spans, ended FROM trajectories ORDER BY start_ns")
-        return [(trace_id, spans, bool(ended)) for trace_id, spans, ended in rows]
+        """Give every trace id with its state and whether its root has ended or was given up, oldest first.
+
+        The state is a number that changes with what a trajectory consists of.
+        """
+        rows = self._db.execute("SELECT trace_id, state, ended FROM trajectories ORDER BY start_ns")
+        return [(trace_id, state, bool(ended)) for trace_id, state, ended in rows]
+
+    def unfinished(self) -> list[tuple[str, int, bool]]:
+        """Give the trace ids whose root has not ended, with their states and whether the root has died."""
+        rows = self._db.execute("SELECT trace_id, state, status = 'died' FROM trajectories WHERE NOT ended")
+        return [(trace_id, state, bool(died)) for trace_id, state, died in rows]
+
+    def latest_ends(self) -> Iterator[tuple[str, int, int | None]]:
+        """Give the trace ids whose root has ended or was given up, what changed last first.
+
+        Each comes with its state, and when its root ended, in nanoseconds since 1970.
+        """
+        # A row that changes is written anew, behind all others.
+        return self._db.execute(
+            "SELECT trace_id, state, end_ns FROM trajectories WHERE ended ORDER BY rowid DESC"
+        )
+
+    def unmatched(self) -> int:
+        """Count what was attached to trajectories that are not here."""
+        return self._joins.unmatched()
 
     def trace_ids(self, among: Iterable[str]) -> set[str]:
         """Give those of some trace ids that the index knows."""
@@ -291,113 +276,5 @@ class Index:
         return {trace_id for (trace_id,) in rows}
 
     def unread(self) -> bool:
-        """Say whether the journal holds whole lines that the index does not know."""
-        known = dict(self._db.execute("SELECT name, read_to FROM segments"))
-        return any(
-            segment.path.stat().st_size > known.get(segment.path.name, 0)
-            and next(segment.read(known.get(segment.path.name, 0)), None) is not None
-            for segment in journal.segments(self._store)
-        )
-
-
-def summary_of(trajectory: Trajectory) -> Summary:
-    """Give the one line about a trajectory."""
-    key = trajectory.key
-    return Summary(
-        key=key,
-        trace_id=trajectory.trace_id,
-        status=trajectory.status,
-        step=key.step if key else None,
-        sample_index=key.sample_index if key else None,
-        rollout_n=key.rollout_n if key else 0,
-        attempt=key.attempt if key else 0,
-        validate=bool(key and key.validate),
-        reward=trajectory.reward,
-        rewards=dict(trajectory.rewards),
-        turns=len(trajectory.turns),
-        generations=trajectory.generations,
-        tool_calls=len(trajectory.tool_calls),
-        tokens=trajectory.tokens,
-        errors=trajectory.errors,
-        spans=len(trajectory.spans),
-        start_ns=trajectory.start_ns,
-        end_ns=trajectory.end_ns,
-        policy_version=trajectory.policy_versions[0] if trajectory.policy_versions else None,
-        project=trajectory.project,
-        experiment=trajectory.experiment,
-        error=trajectory.error,
-    )
-
-
-def _row(trajectory: Trajectory) -> tuple[Any, ...]:
-    line = summary_of(trajectory)
-    root = trajectory.root
-    return (
-        line.trace_id,
-        line.key is not None,
-        line.step,
-        line.sample_index,
-        line.rollout_n,
-        line.attempt,
-        line.validate,
-        line.status,
-        line.error,
-        line.reward,
-        orjson.dumps({name: _plain(value) for name, value in line.rewards.items()}).decode(),
-        line.turns,
-        line.generations,
-        line.tool_calls,
-        line.tokens,
-        line.errors,
-        line.spans,
-        line.start_ns,
-        line.end_ns,
-        line.policy_version,
-        line.project,
-        line.experiment,
-        bool(root and root.parent_id is None and root.end_ns is not None),
-    )
-
-
-def _plain(value: float | str) -> float | str:
-    # JSON has no NaN and no infinities; float() reads these words back.
-    return value if isinstance(value, str) or value - value == 0 else f"\x00{value}"
-
-
-def _number(value: float | str) -> float | str:
-    return float(value[1:]) if isinstance(value, str) and value.startswith("\x00") else value
-
-
-def _summary(row: tuple[Any, ...]) -> Summary:
-    (
-        trace_id, named, step, sample_index, rollout_n, _, validate, status, error, reward, rewards, turns,
-        generations, tool_calls, tokens, errors, spans, start_ns, end_ns, policy_version, project,
-        experiment, _, effective, _,
-    ) = row  # fmt: skip
-    by_name = {name: _number(value) for name, value in orjson.loads(rewards).items()}
-    if reward is None and any(isinstance(value, float) for value in by_name.values()):
-        reward = math.nan  # SQLite keeps NaN as NULL
-    return Summary(
-        key=TrajectoryKey(step, sample_index, rollout_n, bool(validate), effective) if named else None,
-        trace_id=trace_id,
-        status=status,
-        step=step,
-        sample_index=sample_index,
-        rollout_n=rollout_n,
-        attempt=effective,
-        validate=bool(validate),
-        reward=reward,
-        rewards=by_name,
-        turns=turns,
-        generations=generations,
-        tool_calls=tool_calls,
-        tokens=tokens,
-        errors=errors,
-        spans=spans,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        policy_version=policy_version,
-        project=project,
-        experiment=experiment,
-        error=error,
-    )
+        """Say whether the journal holds whole lines, or a dead writer's open spans, that the index lacks."""
+        return self._lines.unread()

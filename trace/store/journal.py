@@ -9,18 +9,24 @@ The writer holds a lock on its last segment, so anyone can see at once whether i
 
 from __future__ import annotations
 
-import fcntl
+import errno
+import logging
 import os
 import re
 import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from . import locks
+
+log = logging.getLogger("trackway")
 
 FOLDER = "journal"
 _SEGMENT = re.compile(r"(?P<writer>.+)\.(?P<number>\d{4,})\.jsonl")
@@ -37,8 +43,10 @@ class PartlyWritten(OSError):  # noqa: N818 - says what happened
 class SegmentWriter:
     """Appends lines to a segment of its own, and starts the next one when it is full.
 
+    When the store is moved or deleted meanwhile, it goes on in a new segment where the store was.
+
     Args:
-        store: folder of the store; it must exist.
+        store: folder of the store; it is made where there is none.
         max_bytes: size at which a new segment begins.
 
     Raises:
@@ -47,21 +55,54 @@ class SegmentWriter:
 
     def __init__(self, store: Path, max_bytes: int) -> None:
         self._folder = store / FOLDER
-        self._folder.mkdir(parents=True, exist_ok=True)
         host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40] or "host"
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         self.name = f"{moment}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
         self._max_bytes = max_bytes
-        self._number = 0
-        self._torn = False
-        self._file = self._open()
-        self._size = 0
+        self._said = False
+        self._file = -1
+        self._begin(0)
 
-    def _open(self) -> int:
-        path = self._folder / f"{self.name}.{self._number:04d}.jsonl"
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file
+    def _segment(self, number: int) -> Path:
+        return self._folder / _name(self.name, number)
+
+    def _begin(self, number: int) -> None:
+        """Begin a segment in place of the present one."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while self._segment(number).exists():  # of a copy of the store
+            number += 1
+        path = self._segment(number)
+        # It gets its name when it is locked: without a lock, its writer would be taken for dead.
+        draft = path.with_suffix(".new")
+        file = locks.take(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        assert file is not None, "nobody else knows of this file yet"
+        try:
+            draft.rename(path)
+        except OSError:
+            locks.release(file)
+            raise
+        locks.release(self._file)
+        stat = os.fstat(file)
+        self._file, self._place, self._number = file, (stat.st_dev, stat.st_ino), number
+        self._size, self._torn = 0, False
+
+    def _stay(self) -> None:
+        """Begin anew where the store was, when it is there no more."""
+        try:
+            stat = self._segment(self._number).stat()
+            if (stat.st_dev, stat.st_ino) == self._place:
+                return
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                return  # it may well be there: the file is open, and writing to it will tell
+        self._begin(self._number + 1)
+        if not self._said:
+            self._said = True
+            log.warning(
+                "the store %s was moved or deleted while this process recorded into it; "
+                "what follows goes into a new one there",
+                self._folder.parent,
+            )
 
     def append(self, lines: bytes) -> None:
         """Hand whole lines to the operating system.
@@ -71,11 +112,10 @@ class SegmentWriter:
         """
         written = before = 0
         try:
+            self._stay()
             if self._size >= self._max_bytes:
-                self._number += 1
-                full, self._file = self._file, self._open()
-                os.close(full)
-                self._size, self._torn = 0, False
+                with suppress(OSError):  # rather a segment that is too long than nothing
+                    self._begin(self._number + 1)
             if self._torn:
                 lines, before = b"\n" + lines, 1
             while written < len(lines):
@@ -91,23 +131,40 @@ class SegmentWriter:
         """Replace the list of open spans; an empty line removes it."""
         path = self._folder / f"{self.name}.open.jsonl"
         if line:
+            self._stay()
             _replace(path, line)
         else:
             path.unlink(missing_ok=True)
 
     def set_counters(self, counters: Mapping[str, Any]) -> None:
-        """Replace the counters."""
-        _replace(self._folder / f"{self.name}.json", orjson.dumps(counters))
+        """Replace the counters, also on a full disk."""
+        self._stay()
+        path, data = self._folder / f"{self.name}.json", orjson.dumps(counters)
+        try:
+            _replace(path, data)
+        except OSError:
+            # There is no room for a second file, but the first one may keep the room that it has.
+            with path.open("r+b") as file:
+                file.write(data.ljust(path.stat().st_size))
 
     def close(self) -> None:
         """Let go of the file: the writer counts as gone, unless this is a forked child of it."""
-        os.close(self._file)
+        locks.release(self._file)
+
+
+def _name(writer: str, number: int) -> str:
+    return f"{writer}.{number:04d}.jsonl"
 
 
 def _replace(path: Path, data: bytes) -> None:
     draft = path.with_name(path.name + ".new")
-    draft.write_bytes(data)
-    draft.replace(path)
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +232,7 @@ def writers(store: Path, among: list[Segment] | None = None) -> list[Writer]:
     """List the writers of a store, also those whose segments are gone."""
     last: dict[str, Path] = {}
     for path in sorted((store / FOLDER).glob("*.json")):
-        last[path.stem] = store / FOLDER / f"{path.stem}.0000.jsonl"
+        last[path.stem] = store / FOLDER / _name(path.stem, 0)
     for segment in segments(store) if among is None else among:
         last[segment.writer] = segment.path
     return [_writer(store, name, path) for name, path in last.items()]
@@ -183,7 +240,7 @@ def writers(store: Path, among: list[Segment] | None = None) -> list[Writer]:
 
 def _writer(store: Path, name: str, segment: Path) -> Writer:
     # Whether it lives is asked first: what a dead writer left behind does not change any more.
-    alive = _is_locked(segment)
+    alive = _lives(segment)
     folder = store / FOLDER
     try:
         counters = orjson.loads((folder / f"{name}.json").read_bytes())
@@ -196,15 +253,23 @@ def _writer(store: Path, name: str, segment: Path) -> Writer:
     return Writer(name, alive, counters if isinstance(counters, dict) else {}, open_spans)
 
 
+def _lives(segment: Path) -> bool:
+    """Say whether a writer holds its last segment; it may have begun another one since that was listed."""
+    while not _is_locked(segment):
+        match = _SEGMENT.fullmatch(segment.name)
+        assert match is not None, segment
+        segment = segment.with_name(_name(match["writer"], int(match["number"]) + 1))
+        if not segment.exists():
+            return False
+    return True
+
+
 def _is_locked(path: Path) -> bool:
     try:
-        file = os.open(path, os.O_RDONLY)
+        file = locks.take(path, os.O_RDONLY, shared=True)
     except OSError:
         return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+    if file is None:
         return True
-    finally:
-        os.close(file)
+    locks.release(file)
     return False
