@@ -271,6 +271,25 @@ def test_show_json_holds_the_whole_trajectory(cli: Cli) -> None:
     assert "attributes" not in found["spans"][0]
 
 
+def test_json_holds_what_was_attached_later(tmp_path: Path, cli: Cli) -> None:
+    path = str(tmp_path / "store")
+    trackway.configure(store=path, backend=None, sync="off")
+
+    @trackway.llm_trace
+    def generate(prompt_ids: list[int]) -> dict[str, Any]:
+        return {"response_ids": [7, 8]}
+
+    with trackway.trajectory(step=1, sample_index=0):
+        generate([1, 2])
+    trackway.attach("1/0/0", advantages=[0.5, -0.5], trained_step=2, discarded="stale")
+    trackway.shutdown()
+    (row,) = json.loads(cli("ls", "--json", "--store", path).out)
+    found = json.loads(cli("show", "1/0/0", "--json", "--store", path).out)
+    for each in (row, found):
+        assert (each["trained_step"], each["discarded"]) == (2, "stale")
+    assert [turn["advantages"] for turn in found["turns"]] == [[], [0.5, -0.5]]
+
+
 def test_show_one_turn(cli: Cli) -> None:
     shown = cli("show", "1/17/0", "--turn", "1").out
     assert "\n1 assistant │" in shown
@@ -395,7 +414,7 @@ def test_sync_beside_a_follower_tells_what_it_fails_at(tmp_path: Path, cli: Cli)
         assert result.code == 1
         assert "mlflow: ConnectionError: connection refused\n" in result.out
     shown = cli("status", "--store", str(path)).out
-    assert shown.endswith("\nlast error of mlflow: ConnectionError: connection refused\n")
+    assert "\nlast error of mlflow: ConnectionError: connection refused\n" in shown
 
 
 @pytest.mark.slow

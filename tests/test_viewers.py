@@ -17,13 +17,15 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from trackway.trace.model import Event, Span, Status, Summary, ToolCall, Trajectory, TrajectoryKey, Turn
-from trackway.trace.store import Destination, StoreStatus
-from trackway.viewers.tables import status_view, table
+from trackway.trace.store import Destination, InFlight, StoreStatus, WriterStatus
+from trackway.viewers.state import Rates, status_view
+from trackway.viewers.tables import in_flight_table, table
 from trackway.viewers.terminal import replay
 from trackway.viewers.text import cut, fold, visible
 
 START = 1_767_605_400_000_000_000  # 2026-01-05 09:30:00 UTC
 MS = 1_000_000
+NOW = 1_800_000_000_000_000_000
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -911,6 +913,52 @@ def test_an_empty_table_is_a_table() -> None:
     assert "0 trajectories" in lines(table([]))
 
 
+# --- what runs now ------------------------------------------------------------------------------------------
+
+
+def in_flight(
+    key: TrajectoryKey | None, *calls: tuple[Any, str, float], last: float, **facts: Any
+) -> InFlight:
+    """A rollout with the calls that are open in it (kind, name, seconds), silent for ``last`` seconds."""
+    doing = tuple(
+        span("a", kind, "running", name=name, start_ns=NOW - int(ago * 1e9), end_ns=None)
+        for kind, name, ago in calls
+    )
+    line = summary(key, "running", None, end_ns=None)
+    return InFlight(
+        line, doing, NOW - int(last * 1e9), "name-of-its-files", **{"pid": 4711, "host": "node-3", **facts}
+    )
+
+
+def test_what_runs_at_80_columns() -> None:
+    rows = [
+        in_flight(TrajectoryKey(120, 17, 3), ("tool", "search", 4000), ("tool", "search", 9), last=9),
+        in_flight(TrajectoryKey(120, 5, 0, validate=True), ("llm", "generate", 62.4), last=62.4),
+        in_flight(TrajectoryKey(120, 6, 0), ("rollout", "solve", 0.35), last=0.35, host="10.0.0.7"),
+        in_flight(TrajectoryKey(120, 7, 0), ("trajectory", "trajectory", 90_000), last=12, host=None),
+        in_flight(None, last=0, pid=None),
+    ]
+    assert lines(in_flight_table(rows, NOW, died=1_234)) == (
+        """\
+key           doing                   for   last sign  turns  process
+───────────────────────────────────────────────────────────────────────────────
+120/17/3      tool search (+1)     1h 06m   9.0 s ago      5  4711@node-3
+val/120/5/0   generation generate  1m 02s  1m 02s ago      5  4711@node-3
+120/6/0       rollout solve         0.3 s   0.3 s ago      5  4711@10.0.0.7
+120/7/0       between calls        1d 01h    12 s ago      5  4711@?
+4bf92f3577b3  -                         -   0.0 s ago      5  name-of-its-files
+5 rollouts run; 1,234 died with their process: trackway ls --status died"""
+    )
+
+
+def test_names_of_calls_and_processes_steer_nothing() -> None:
+    hostile = "[red]x[/]\x1b[2J\x9b\rEVIL\u202e"
+    row = in_flight(TrajectoryKey(1, hostile, 0), ("tool", hostile, 1), last=1, host=hostile)
+    shown = printed(in_flight_table([row], NOW), width=200)
+    assert shown.count(r"[red]x[/]\x1b[2J\x9b\rEVIL\u202e") == 2
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", shown)
+
+
 # --- the state of a store -----------------------------------------------------------------------------------
 
 
@@ -924,6 +972,8 @@ def test_status_at_80_columns() -> None:
         in_flight=3,
         bytes=1_234_567,
         torn_lines=1,
+        died=2,
+        unmatched=1,
         writers_alive=2,
         writers_dead=1,
         troubles=4,
@@ -931,27 +981,92 @@ def test_status_at_80_columns() -> None:
         destinations={
             "mlflow": Destination(exported=1000, pending=340, refused=0),
             "otlp": Destination(
-                exported=1300, pending=38, refused=2, last_error="ConnectionError: connection\n refused"
+                exported=1300,
+                pending=38,
+                refused=2,
+                last_error="ConnectionError: connection\n refused",
+                lag=3_725.0,
             ),
         },
+        writers=(
+            writer(1, alive=True, last_wrote=5, recorded=1000, running=2),
+            writer(2, alive=True, last_wrote=65, recorded=340, dropped=12, running=1),
+            writer(3, alive=False, last_wrote=7_200, recorded=12),
+        ),
     )
-    assert lines(status_view(status, "/data/run7/trackway-store")) == (
+    shown = lines(status_view(status, "/data/run7/trackway-store", followed=False, now_ns=NOW))
+    assert shown == (
         """\
 store      /data/run7/trackway-store
-holds      120 trajectories, 3 running, 1.2 MB
+holds      120 trajectories, 3 running, 2 died, 1.2 MB
 processes  2 recording now, 1 ended
 spans      1,352 recorded = 1,000 exported + 340 pending + 12 dropped
 dropped    12 queue full
 torn       1 line that a crash left unreadable
 trouble    4 failures while recording; the log of the training tells more
+attached   1 time to a rollout that is not here
+follower   none at work; trackway sync sends what is complete
 
-sent to  exported  pending  refused
-───────────────────────────────────
-mlflow      1,000      340        0
-otlp        1,300       38        2
+sent to  exported  pending  refused  behind
+───────────────────────────────────────────
+mlflow      1,000      340        0       -
+otlp        1,300       38        2  1h 02m
 
-last error of otlp: ConnectionError: connection refused"""
+last error of otlp: ConnectionError: connection refused
+
+process      program   state  recorded  dropped  running  last wrote
+────────────────────────────────────────────────────────────────────
+4702@node-3  train.py  alive       340       12        1  1m 05s ago
+4701@node-3  train.py  alive     1,000        0        2   5.0 s ago
+4703@node-3  train.py  ended        12        0        0  2h 00m ago"""
     )
+
+
+def writer(number: int, *, last_wrote: float, **facts: Any) -> WriterStatus:
+    return WriterStatus(
+        name=f"20270115T080000-node-3-470{number}-abcdef",
+        pid=4700 + number,
+        host="node-3.cluster.local",
+        program="/home/me/train.py",
+        last_wrote_ns=NOW - int(last_wrote * 1e9),
+        **facts,
+    )
+
+
+def test_many_writers_are_told_in_a_few_lines() -> None:
+    many = [
+        writer(n, alive=n < 40, last_wrote=n, recorded=10, dropped=1, running=n < 40) for n in range(1000)
+    ]
+    status = StoreStatus(10_000, 9_000, 0, 1_000, writers_alive=40, writers_dead=960, writers=tuple(many))
+    rows = lines(status_view(status, now_ns=NOW)).partition("last wrote\n")[2].splitlines()[1:]
+    assert len(rows) == 14
+    # Those that live and were silent longest have a line of their own.
+    assert [row.split()[0] for row in rows[:2]] == ["4739@node-3", "4738@node-3"]
+    assert rows[12].split() == ["28", "more", "alive", "280", "28", "28", "0.0", "s", "ago"]
+    assert rows[13].split() == ["960", "ended", "ended", "9,600", "960", "0", "40", "s", "ago"]
+
+
+def test_a_writer_that_left_no_word_is_known_by_its_files() -> None:
+    status = StoreStatus(
+        0, 0, 0, 0, writers=(WriterStatus("20270115T080000-node-3-4711-abcdef", alive=True),)
+    )
+    shown = lines(status_view(status), width=100)
+    assert "\n20270115T080000-node-3-4711-abcdef  -        alive " in shown
+
+
+def test_rates_stand_beside_the_counts() -> None:
+    places = {"mlflow": Destination(exported=10, pending=2, refused=0)}
+    status = StoreStatus(12, 10, 2, 0, destinations=places)
+    rates = Rates(recorded=1234.4, bytes=2_000_000, exported={"mlflow": 0.25})
+    shown = lines(status_view(status, rates=rates, news=[("08:00:01", "4711@node-3 began to record")]))
+    assert "\neach second  1,234 spans, 2.0 MB\n" in shown
+    assert "\n08:00:01     4711@node-3 began to record\n" in shown
+    assert re.search(r"^mlflow +10 +0\.2 +2 +0 +-$", shown, re.MULTILINE)
+
+
+def test_facts_are_folded_beside_their_labels_in_a_narrow_terminal() -> None:
+    shown = lines(status_view(StoreStatus(1_000_000, 900_000, 100_000, 0)), width=40)
+    assert "spans      1,000,000 recorded = 900,000\n           in the journal + 100,000\n" in shown
 
 
 def test_status_of_a_store_that_is_sent_nowhere() -> None:

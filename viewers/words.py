@@ -7,6 +7,8 @@ from datetime import datetime
 
 from trackway.trace.model import Status
 
+from .text import visible
+
 DIM = "dim"
 STATUS: dict[Status, tuple[str, str]] = {
     "ok": ("ok", "green"),
@@ -37,6 +39,10 @@ def aligned(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 1e5 else f"{value:.4g}"
 
 
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 9.95 or not value else f"{value:.1f}"
+
+
 def error_text(text: str) -> str:
     """The text of an error; one without a message is its type alone, not ``TimeoutError:``."""
     only = _ONLY_A_TYPE.fullmatch(text)
@@ -54,6 +60,25 @@ def duration(start_ns: int, end_ns: int | None, unknown: str = "-") -> str:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m {rest:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
+
+
+def age(seconds: float) -> str:
+    """How long something has lasted, in two figures at most."""
+    seconds = max(0.0, seconds)
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h {minutes:02}m" if hours < 24 else f"{hours // 24:,}d {hours % 24:02}h"
+
+
+def process(pid: int | None, host: str | None, name: str) -> str:
+    """Say which process that is: ``4711@node-3``; where it left no word of itself, the name of its files."""
+    short = (host or "?").partition(".")[0]
+    text = name if pid is None else f"{pid}@{host if short.isdigit() else short}"
+    return visible(text, newlines=False)
 
 
 def when(time_ns: int, layout: str) -> str:

@@ -7,21 +7,29 @@ imported inside it, so that ``--help`` answers at once.
 from __future__ import annotations
 
 import io
-import os
 import sys
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from .cli_json import dumps, in_flight_of, status_of, summary_of, trajectory_of
+from .cli_options import (
+    AsJson,
+    StorePath,
+    integer,
+    interval_value,
+    number,
+    sample_id,
+    status_word,
+    temperature_value,
+)
+from .cli_output import fail, leave_stdout, print_view, say, tell, write
+
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-
-    from rich.console import RenderableType
-
-    from trackway.trace.model import Status, Summary, Trajectory
+    from trackway.trace.model import Status
     from trackway.trace.store import Store
 
 app = typer.Typer(
@@ -35,12 +43,6 @@ app = typer.Typer(
 
 ROWS = 1000
 """How many rows ``ls`` prints as a table unless told otherwise."""
-
-StorePath = Annotated[
-    Path | None,
-    typer.Option("--store", metavar="PATH", help="The store; else $TRACKWAY_STORE or ./trackway-store."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> None:
@@ -57,14 +59,14 @@ def main() -> None:
         from trackway.trace.store import StoreError
 
         if isinstance(error, ConfigError):
-            _fail(str(error), 2)
+            fail(str(error), 2)
         if isinstance(error, StoreError):
-            _fail(str(error.args[0]) if error.args else str(error))
+            fail(str(error.args[0]) if error.args else str(error))
         if isinstance(error, sqlite3.Error):
-            _fail(f"the store's index cannot be used: {error}. It may be deleted; it is made again")
+            fail(f"the store's index cannot be used: {error}. It may be deleted; it is made again")
         if isinstance(error, OSError):
-            _leave_stdout()
-            _fail(str(error))
+            leave_stdout()
+            fail(str(error))
         raise
 
 
@@ -72,7 +74,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        _write(f"trackway {version('trackway')}\n")
+        write(f"trackway {version('trackway')}\n")
         raise typer.Exit
 
 
@@ -85,51 +87,20 @@ def _trackway(
     """Record, find and replay what an LLM agent does in every reinforcement-learning rollout."""
 
 
-def _integer(least: int | None = None, most: int | None = None) -> Callable[[Any], int]:
-    """Read the integer of an option, in words of its own where it is none."""
-
-    def parse(text: Any) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise typer.BadParameter(f"{text!r} is not an integer") from None
-        if least is not None and value < least:
-            raise typer.BadParameter(f"{value} is less than {least}")
-        if most is not None and value > most:
-            raise typer.BadParameter(f"{value} is more than {most}")
-        return value
-
-    return parse
-
-
-def _number(text: Any) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number") from None
-
-
-def _temperature(text: Any) -> float:
-    value = _number(text)
-    if not 0 <= value < float("inf"):
-        raise typer.BadParameter(f"{text} is no temperature: it is 0 or more")
-    return value
-
-
 @app.command()
 def demo(
     store: StorePath = None,
-    prompts: Annotated[int, typer.Option(metavar="N", parser=_integer(1), help="Samples in each step.")] = 4,
-    group: Annotated[int, typer.Option(metavar="N", parser=_integer(1), help="Rollouts of each sample.")] = 4,
+    prompts: Annotated[int, typer.Option(metavar="N", parser=integer(1), help="Samples in each step.")] = 4,
+    group: Annotated[int, typer.Option(metavar="N", parser=integer(1), help="Rollouts of each sample.")] = 4,
     turns: Annotated[
-        int, typer.Option(metavar="N", parser=_integer(1), help="Generations in a rollout, at most.")
+        int, typer.Option(metavar="N", parser=integer(1), help="Generations in a rollout, at most.")
     ] = 3,
     temperature: Annotated[
-        float, typer.Option(metavar="T", parser=_temperature, help="Sampling temperature.")
+        float, typer.Option(metavar="T", parser=temperature_value, help="Sampling temperature.")
     ] = 0.7,
-    steps: Annotated[int, typer.Option(metavar="N", parser=_integer(1), help="Training steps.")] = 2,
+    steps: Annotated[int, typer.Option(metavar="N", parser=integer(1), help="Training steps.")] = 2,
     validation: Annotated[
-        int, typer.Option(metavar="N", parser=_integer(0), help="Validation rollouts at the end.")
+        int, typer.Option(metavar="N", parser=integer(0), help="Validation rollouts at the end.")
     ] = 2,
     model: Annotated[bool, typer.Option("--model/--no-model", help="A real model, or a script.")] = True,
 ) -> None:
@@ -150,49 +121,39 @@ def demo(
     raise typer.Exit(code)
 
 
-def _status_word(text: str | None) -> str | None:
-    if text is None:
-        return None
-    from typing import get_args
-
-    from trackway.trace.model import Status
-
-    allowed = get_args(Status)
-    if text.lower() not in allowed:
-        raise typer.BadParameter(f"{text!r} is not a status; use one of {', '.join(allowed)}")
-    return text.lower()
-
-
 @app.command("ls")
 def list_trajectories(
     store: StorePath = None,
-    step: Annotated[int | None, typer.Option(metavar="N", parser=_integer(), help="Only this step.")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", parser=integer(), help="Only this step.")] = None,
     sample: Annotated[
         str | None, typer.Option(metavar="ID", help="Only this sample, as in a key: 17 or task%2F3.")
     ] = None,
     rollout: Annotated[
-        int | None, typer.Option(metavar="N", parser=_integer(), help="Only rollouts with this number.")
+        int | None, typer.Option(metavar="N", parser=integer(), help="Only rollouts with this number.")
     ] = None,
     validate: Annotated[
         bool | None, typer.Option("--validate/--train", help="Only validation, or only training.")
     ] = None,
     status: Annotated[
         str | None,
-        typer.Option(callback=_status_word, metavar="S", help="Only ok, error, cancelled, running or died."),
+        typer.Option(callback=status_word, metavar="S", help="Only ok, error, cancelled, running or died."),
     ] = None,
     min_reward: Annotated[
-        float | None, typer.Option(metavar="R", parser=_number, help="Only rewards from here.")
+        float | None, typer.Option(metavar="R", parser=number, help="Only rewards from here.")
     ] = None,
     max_reward: Annotated[
-        float | None, typer.Option(metavar="R", parser=_number, help="Only rewards up to here.")
+        float | None, typer.Option(metavar="R", parser=number, help="Only rewards up to here.")
     ] = None,
     experiment: Annotated[str | None, typer.Option(metavar="NAME", help="Only this experiment.")] = None,
+    in_flight: Annotated[
+        bool, typer.Option("--in-flight", help="What runs now and what it does, the longest silent first.")
+    ] = False,
     errors: Annotated[
         bool, typer.Option("--errors", help="Only those in which some call failed, as a tool.")
     ] = False,
     newest: Annotated[bool, typer.Option("--newest", help="The latest first.")] = False,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", parser=_integer(1), help="At most this many.")
+        int | None, typer.Option(metavar="N", parser=integer(1), help="At most this many.")
     ] = None,
     all_attempts: Annotated[
         bool, typer.Option("--all-attempts", help="Also attempts that a later one replaced.")
@@ -200,46 +161,81 @@ def list_trajectories(
     as_json: AsJson = False,
 ) -> None:
     """List trajectories, one line each."""
+    if in_flight:
+        not_with_it = {
+            "--status": status,
+            "--min-reward": min_reward,
+            "--max-reward": max_reward,
+            "--newest": newest or None,
+        }
+        for option, given in not_with_it.items():
+            if given is not None:
+                raise typer.BadParameter(f"{option} does not go with --in-flight, which lists what runs now")
+    opened = _open(store)
     rows = limit or (None if as_json else ROWS)
-    found = _open(store).query(
-        step=step,
-        sample=_sample(sample),
-        rollout=rollout,
-        validate=validate,
+    chosen: dict[str, Any] = {
+        "step": step,
+        "sample": sample_id(sample),
+        "rollout": rollout,
+        "validate": validate,
+        "experiment": experiment,
+    }
+    if in_flight:
+        _list_in_flight(opened, chosen, errors, rows, limit, as_json)
+        return
+    found = opened.query(
+        **chosen,
         status=cast("Status | None", status),
         min_reward=min_reward,
         max_reward=max_reward,
-        experiment=experiment,
         all_attempts=all_attempts,
         newest=newest,
     )
     matching = (summary for summary in found if summary.errors or not errors)
     shown = list(islice(matching, rows))
     if as_json:
-        _write("[" + ",".join(f"\n{_json(_summary(summary))}" for summary in shown) + "\n]\n" * bool(shown))
-        if not shown:
-            _write("]\n")
+        _write_array([summary_of(summary) for summary in shown])
         return
     if not shown:
-        _say("no trajectory matches; `trackway status` says what the store holds")
+        say("no trajectory matches; `trackway status` says what the store holds")
         return
     from trackway.viewers.tables import table
 
     more = next(matching, None) is not None
-    _print(table(shown, more=more), whole_lines=True)
+    print_view(table(shown, more=more), whole_lines=True)
     if more and limit is None:
-        _say(f"there are more than these {ROWS:,}; narrow the search or give --limit")
+        say(_MORE.format(ROWS))
 
 
-def _sample(text: str | None) -> int | str | None:
-    if text is None:
-        return None
-    from trackway.trace.model import TrajectoryKey
+_MORE = "there are more than these {:,}; narrow the search or give --limit"
 
-    try:
-        return TrajectoryKey.parse(f"0/{text}/0").sample_index
-    except ValueError:  # an id with a slash in it, as the data set has it
-        return text
+
+def _list_in_flight(
+    store: Store, chosen: dict[str, Any], errors: bool, rows: int | None, limit: int | None, as_json: bool
+) -> None:
+    import time
+
+    found = [each for each in store.in_flight(**chosen) if each.summary.errors or not errors]
+    shown = found[:rows]
+    now = time.time_ns()
+    if as_json:
+        _write_array([in_flight_of(each, now) for each in shown])
+        return
+    died = sum(1 for _ in store.query(**chosen, status="died", all_attempts=True))
+    from trackway.viewers.tables import died_with, in_flight_table
+
+    if not shown:
+        say(f"no rollout runs{died_with(died)}")
+        return
+
+    more = len(found) > len(shown)
+    print_view(in_flight_table(shown, now, died=died, more=more), whole_lines=True)
+    if more and limit is None:
+        say(_MORE.format(ROWS))
+
+
+def _write_array(rows: Sequence[dict[str, Any]]) -> None:
+    write("[" + ",".join(f"\n{dumps(row)}" for row in rows) + ("\n]\n" if rows else "]\n"))
 
 
 # A key without a step begins with a dash, as in -/17/0, and is no option.
@@ -248,7 +244,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="KEY|ID", help="1/17/0, val/1/17/0, or a trace id.")],
     store: StorePath = None,
     full: Annotated[bool, typer.Option("--full", help="Cut nothing.")] = False,
-    turn: Annotated[int | None, typer.Option(metavar="N", parser=_integer(), help="Only turn N.")] = None,
+    turn: Annotated[int | None, typer.Option(metavar="N", parser=integer(), help="Only turn N.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay a trajectory: turns, tool calls, errors, rewards."""
@@ -258,26 +254,47 @@ def show(
     try:
         view = replay(trajectory, full=full, turn=turn)
     except LookupError as error:
-        _fail(str(error.args[0]))
+        fail(str(error.args[0]))
     if as_json:
-        _write(_json(_trajectory(trajectory, turn)) + "\n")
+        write(dumps(trajectory_of(trajectory, turn)) + "\n")
     else:
-        _print(view)
+        print_view(view)
 
 
 @app.command()
-def status(store: StorePath = None, as_json: AsJson = False) -> None:
+def status(
+    store: StorePath = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", parser=interval_value, help="How often --watch looks; else each second."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Say what the store holds and what is still to be sent."""
-    from dataclasses import asdict
+    if interval is not None and not watch:
+        raise typer.BadParameter("--interval says how often --watch looks, and goes with it only")
+    if watch:
+        if as_json:
+            raise typer.BadParameter("--json prints the state once and does not go with --watch")
+        from trackway.trace.store import store_path
+
+        from .cli_watch import watch as watch_store
+
+        watch_store(store_path(store), 1.0 if interval is None else interval)
+        return
+    from .cli_watch import followed
 
     opened = _open(store)
-    state = opened.status()
+    state, path = opened.status(), str(opened.path)
     if as_json:
-        _write(_json({"store": str(opened.path), **asdict(state)}) + "\n")
+        write(dumps(status_of(state, path, followed(opened.path))) + "\n")
         return
-    from trackway.viewers.tables import status_view
+    from trackway.viewers.state import status_view
 
-    _print(status_view(state, str(opened.path)), whole_lines=True)
+    print_view(status_view(state, path, followed=followed(opened.path)), whole_lines=True)
 
 
 @app.command()
@@ -292,14 +309,14 @@ def sync(
 
     opened = _open(store)
     try:
-        code = run(opened.path, follow=follow, say=_tell)
+        code = run(opened.path, follow=follow, say=tell)
     except KeyboardInterrupt:
         code = 0 if follow else 130
     if not follow and code == 0 and is_followed(opened.path):
         # The follower did the work, or failed to; run() knows only that it is there.
         for name, destination in opened.status().destinations.items():
             if destination.last_error:
-                _tell(f"{name}: {destination.last_error}")
+                tell(f"{name}: {destination.last_error}")
                 code = 1
     raise typer.Exit(code)
 
@@ -309,7 +326,7 @@ def ui(
     store: StorePath = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(metavar="PORT", parser=_integer(1, 65535), help="Port to listen on.")
+        int, typer.Option(metavar="PORT", parser=integer(1, 65535), help="Port to listen on.")
     ] = 5000,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
 ) -> None:
@@ -318,299 +335,21 @@ def ui(
 
     path = _open(store).path
     if find_spec("mlflow") is None:
-        _fail("the MLflow UI needs the package mlflow: pip install 'trackway[mlflow]'")
+        fail("the MLflow UI needs the package mlflow: pip install 'trackway[mlflow]'")
     from trackway.trace.exporters.mlflow import tracking_uri
     from trackway.trace.exporters.sync import load_settings
 
+    from .cli_ui import HOW_TO_FILTER, serve
+
     uri = tracking_uri(path, load_settings(path).tracking_uri)
     if uri.startswith(("http://", "https://")):
-        _tell(f"this store is sent to the MLflow server at {uri.rpartition('@')[2]}")
-        _tell(_HOW_TO_FILTER)
+        tell(f"this store is sent to the MLflow server at {uri.rpartition('@')[2]}")
+        tell(HOW_TO_FILTER)
     else:
-        _serve(path, uri, host, port, browser=not no_open)
-
-
-_HOW_TO_FILTER = """\
-in the page:     open the experiment, Traces, then the funnel with Field = Tag, for instance step = 1
-in the address:  end it with /traces?tag=step%3D1 (then &tag=sample_index%3D17, &startTimeLabel=ALL)
-in Python:       mlflow.search_traces(filter_string="tags.step = '1'")"""
-
-
-def _serve(path: Path, uri: str, host: str, port: int, *, browser: bool) -> None:
-    import signal
-    import socket
-    import subprocess
-
-    try:
-        socket.create_server((host, port)).close()
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]
-        other = port + 1 if port < 65535 else 5000
-        _fail(f"cannot listen on {host}:{port} ({reason}); try --port {other}")
-    _tell("starting the MLflow UI; Ctrl-C ends it")
-
-    def stop(_number: int, _frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
-    command += ["--host", host, "--port", str(port), "--workers", "1"]
-    before = signal.signal(signal.SIGTERM, stop)
-    # MLflow starts processes of its own. They get a process group, so that all of them end with this one;
-    # and what MLflow leaves in its working directory stays inside the store.
-    server = subprocess.Popen(command, cwd=path, start_new_session=True)
-    try:
-        _welcome(server, "127.0.0.1" if host in ("0.0.0.0", "localhost") else host, port, browser)
-        code = server.wait()
-    except KeyboardInterrupt:
-        code = 0
-    finally:
-        _end_group(server)
-        signal.signal(signal.SIGTERM, before)
-    if code:
-        _fail(f"the MLflow UI ended with exit code {code}")
-
-
-def _welcome(server: subprocess.Popen[bytes], host: str, port: int, browser: bool) -> None:
-    """Wait until the server answers, then say where the traces of each experiment are."""
-    import time
-    import webbrowser
-
-    experiments = None
-    while experiments is None:
-        if server.poll() is not None:
-            return
-        time.sleep(0.2)
-        experiments = _experiments(host, port)
-    address = f"http://{host}:{port}"
-    pages = [f"{address}/#/experiments/{number}/traces" for number in experiments] or [address]
-    _tell("\n".join(f"MLflow UI:       {page}" for page in pages))
-    _tell(_HOW_TO_FILTER)
-    if browser:
-        webbrowser.open(pages[0])
-
-
-def _experiments(host: str, port: int) -> list[str] | None:
-    """Ids of the latest experiments, without MLflow's own empty one; None before the server answers."""
-    import json
-    from http.client import HTTPConnection, HTTPException
-
-    connection = HTTPConnection(host, port, timeout=10)
-    body = json.dumps({"max_results": 5, "order_by": ["last_update_time DESC"]})
-    try:
-        connection.request(
-            "POST", "/api/2.0/mlflow/experiments/search", body, {"Content-Type": "application/json"}
-        )
-        answer = json.loads(connection.getresponse().read())
-        ids = [each["experiment_id"] for each in answer.get("experiments", ())]
-        return [number for number in ids if number != "0"]
-    except (OSError, HTTPException):
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
-    finally:
-        connection.close()
-
-
-def _end_group(server: subprocess.Popen[bytes]) -> None:
-    import signal
-    import subprocess
-
-    try:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=5)
-        os.killpg(server.pid, signal.SIGKILL)
-    except subprocess.TimeoutExpired:
-        os.killpg(server.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+        serve(path, uri, host, port, browser=not no_open)
 
 
 def _open(path: Path | None) -> Store:
     from trackway.trace.store import open_store
 
     return open_store(path)
-
-
-def _summary(summary: Summary) -> dict[str, Any]:
-    return {
-        "key": summary.name,
-        "step": summary.step,
-        "sample_index": summary.sample_index,
-        "rollout_n": summary.rollout_n,
-        "attempt": summary.attempt,
-        "validate": summary.validate,
-        "status": summary.status,
-        "error": summary.error,
-        "reward": summary.reward,
-        "rewards": summary.rewards,
-        "turns": summary.turns,
-        "generations": summary.generations,
-        "tool_calls": summary.tool_calls,
-        "tokens": summary.tokens,
-        "errors": summary.errors,
-        "spans": summary.spans,
-        "start": _iso(summary.start_ns),
-        "duration_s": _seconds(summary.start_ns, summary.end_ns),
-        "policy_version": summary.policy_version,
-        "project": summary.project,
-        "experiment": summary.experiment,
-        "trace_id": summary.trace_id,
-    }
-
-
-def _trajectory(trajectory: Trajectory, turn: int | None) -> dict[str, Any]:
-    key = trajectory.key
-    turns = [
-        {
-            "index": each.index,
-            "role": each.role,
-            "name": each.name,
-            "text": each.text,
-            "token_ids": each.token_ids,
-            "mask": each.mask,
-            "logprobs": each.logprobs,
-            "tool_calls": [
-                {
-                    "name": call.name,
-                    "arguments": call.arguments,
-                    "result": call.result,
-                    "error": call.error,
-                    "call_id": call.call_id,
-                    "start": _iso(call.start_ns),
-                    "duration_s": _seconds(call.start_ns, call.end_ns),
-                    "span_id": call.span_id,
-                }
-                for call in each.tool_calls
-            ],
-            "error": each.error,
-            "finish_reason": each.finish_reason,
-            "policy_version": each.policy_version,
-            "start": _iso(each.start_ns),
-            "duration_s": _seconds(each.start_ns, each.end_ns),
-            "span_id": each.span_id,
-        }
-        for each in trajectory.turns
-        if turn is None or each.index == turn
-    ]
-    spans = [
-        {
-            "name": span.name,
-            "kind": span.kind,
-            "span_id": span.span_id,
-            "parent_id": span.parent_id,
-            "status": span.status,
-            "error": span.error,
-            "start": _iso(span.start_ns),
-            "duration_s": _seconds(span.start_ns, span.end_ns),
-        }
-        for span in trajectory.spans
-    ]
-    return {
-        "key": trajectory.name,
-        "step": key and key.step,
-        "sample_index": key and key.sample_index,
-        "rollout_n": key and key.rollout_n,
-        "attempt": key and key.attempt,
-        "validate": key and key.validate,
-        "status": trajectory.status,
-        "error": trajectory.error,
-        "reward": trajectory.reward,
-        "rewards": trajectory.rewards,
-        "annotations": trajectory.annotations,
-        "policy_versions": trajectory.policy_versions,
-        "tokens": trajectory.tokens,
-        "errors": trajectory.errors,
-        "start": _iso(trajectory.start_ns),
-        "duration_s": _seconds(trajectory.start_ns, trajectory.end_ns),
-        "project": trajectory.project,
-        "experiment": trajectory.experiment,
-        "run_id": trajectory.run_id,
-        "trace_id": trajectory.trace_id,
-        "notes": trajectory.notes,
-        "turns": turns,
-        "spans": spans,
-    }
-
-
-def _iso(time_ns: int | None) -> str | None:
-    if time_ns is None:
-        return None
-    from datetime import datetime, timedelta, timezone
-
-    return (datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=time_ns // 1000)).isoformat()
-
-
-def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
-    return None if start_ns is None or end_ns is None else (end_ns - start_ns) / 1e9
-
-
-def _json(value: Any) -> str:
-    """JSON in ASCII, so that no text can steer a terminal and a lone surrogate survives."""
-    import json
-
-    return json.dumps(_finite(value), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """The same plain value with null for NaN and the infinities, which JSON has no word for."""
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    if hasattr(value, "items"):
-        return {str(name): _finite(each) for name, each in value.items()}
-    return value
-
-
-def _print(view: RenderableType, *, whole_lines: bool = False) -> None:
-    """Print a view, without colour when not to a terminal.
-
-    Args:
-        whole_lines: in a pipe, be as wide as the view needs, so that a row stays one line for grep.
-    """
-    from rich.console import Console
-
-    console = Console()
-    if whole_lines and not console.is_terminal and "COLUMNS" not in os.environ:
-        wide = console.options.update(width=10_000)
-        console.width = max(80, console.measure(view, options=wide).maximum)
-    with console.capture() as captured:
-        console.print(view)
-    _write(captured.get())
-
-
-def _write(text: str) -> None:
-    try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:  # the reader has seen enough, as `head` does
-        _leave_stdout()
-        raise typer.Exit from None
-    except OSError as error:
-        _leave_stdout()
-        _fail(f"the output cannot be written: {error.strerror or error}")
-
-
-def _leave_stdout() -> None:
-    """Drop what standard output did not take: at exit Python would try again, and complain."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _tell(text: str) -> None:
-    from trackway.viewers.text import visible
-
-    _write(f"{visible(text)}\n")
-
-
-def _say(text: str) -> None:
-    from trackway.viewers.text import visible
-
-    print(visible(text), file=sys.stderr)
-
-
-def _fail(text: str, code: int = 1) -> NoReturn:
-    _say(f"trackway: {text}")
-    sys.exit(code)
