@@ -20,7 +20,7 @@ LEVELS = [
     ["trace.capture", "trace.store"],
     ["trace.exporters", "trace.loggers", "trace.formats"],
     ["trace.lifecycle", "trace.testing", "trace.integrations", "viewers"],
-    ["", "cli", "__main__", "demo"],
+    ["", "cli", "cli_json", "cli_options", "cli_output", "cli_ui", "cli_watch", "__main__", "demo"],
 ]
 HEAVY = {
     "attrs",

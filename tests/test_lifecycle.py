@@ -16,7 +16,8 @@ import pytest
 
 import trackway
 from trackway import ConfigError, open_store, reward, rollout_trace, tool_trace, trajectory
-from trackway.trace.exporters import sync
+from trackway.trace.config import load_config
+from trackway.trace.exporters import election, sync
 from trackway.trace.store import journal
 from trackway.trace.testing import recording
 
@@ -246,13 +247,16 @@ def test_the_follower_is_no_child_of_the_training_process(tmp_path: Path) -> Non
     assert "ResourceWarning" not in done.stderr
 
 
-def test_a_follower_that_cannot_live_is_started_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_that_cannot_live_is_started_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     started: list[float] = []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(sync, "is_followed", lambda store: False)
-    monkeypatch.setattr(sync, "spawn", lambda store: started.append(now[0]))
-    supervisor = sync.Supervisor(Path("nowhere"))
+    monkeypatch.setattr(election, "is_followed", lambda store: False)
+    monkeypatch.setattr(election, "spawn", lambda store: started.append(now[0]))
+    config = load_config(store=tmp_path, sync="off")
+    supervisor = election.Supervisor(config)
     for second in range(600):
         now[0] = float(second)
         supervisor.look()

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import trackway
 from trackway import ConfigError, StoreError, open_store, reward, rollout_trace, tool_trace, trajectory
 from trackway.trace.config import load_config
-from trackway.trace.exporters import build, sync
+from trackway.trace.exporters import build, destinations, sync
 from trackway.trace.store.assemble import from_readable
 from trackway.trace.testing import recording
 
@@ -61,7 +61,7 @@ def follower(path: Path, **exporters: SpanExporter) -> sync.Follower:
     object.__setattr__(made._config, "backend", tuple(exporters))
     sync.save_settings(made._config)  # type: ignore[arg-type]
     for name, exporter in exporters.items():
-        made._destinations[name] = sync._Destination(name, name, made._config, exporter)  # type: ignore[arg-type]
+        made._destinations[name] = destinations.Destination(name, name, made._config, exporter)  # type: ignore[arg-type]
     return made
 
 
@@ -96,7 +96,7 @@ def test_a_third_party_exporter_gets_every_span_once_with_its_ids_times_and_tags
 def test_a_destination_that_is_away_keeps_no_other_and_catches_up() -> None:
     with recording() as recorded:
         away, there = Destination(), Destination()
-        away.away = 2
+        away.away = 4  # one try of one trajectory, then one of both together and of each
         work = follower(recorded.path, away=away, there=there)
         record(1)
         trackway.flush()
@@ -144,6 +144,33 @@ def test_a_new_follower_goes_on_where_the_last_one_stopped() -> None:
     assert [span.attributes["trackway.step"] for span in second.spans] == [2, 2, 2]  # type: ignore[index]
 
 
+def test_what_comes_while_a_follower_leaves_is_delivered_though_another_reader_saw_it_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with recording() as recorded:
+        place = Destination()
+        config = load_config(store=recorded.path, sync="off")
+        object.__setattr__(config, "backend", ("place",))
+        monkeypatch.setattr(destinations, "build", lambda backend, config: place)
+        monkeypatch.setattr(sync.Follower, "owners", lambda self: False)
+        step = sync.Follower.step
+        steps = []
+
+        def and_then_somebody_records(self: Any, *, patient: bool = True) -> bool:
+            done = step(self, patient=patient)
+            steps.append(done)
+            if len(steps) == 1:
+                record(2)
+                trackway.flush()  # reads the store as well
+            return done
+
+        monkeypatch.setattr(sync.Follower, "step", and_then_somebody_records)
+        record(1)
+        sync.follow_store(recorded.path, config)
+    assert [span.attributes["trackway.step"] for span in place.spans] == [1, 1, 1, 2, 2, 2]  # type: ignore[index]
+    assert steps == [True, True]
+
+
 def test_what_still_runs_is_not_sent_and_what_was_abandoned_is_sent_as_dead(tmp_path: Path) -> None:
     code = textwrap.dedent("""
         import os, trackway
@@ -171,6 +198,47 @@ def test_what_still_runs_is_not_sent_and_what_was_abandoned_is_sent_as_dead(tmp_
     assert [span.name for span in place.spans if span.status.is_ok] == ["quick"]
     (found,) = from_readable(place.spans)
     assert found.status == "died"
+
+
+def test_a_rollout_of_which_nothing_had_ended_is_sent_when_its_process_is_gone(tmp_path: Path) -> None:
+    code = textwrap.dedent("""
+        import time, trackway
+        trackway.configure(store="store", sync="off")
+        with trackway.trajectory(step=1, sample_index=1):
+            while True: time.sleep(1)
+    """)
+    worker = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    while not list((tmp_path / "store" / "journal").glob("*.open.jsonl")):
+        time.sleep(0.05)
+    place = Destination()
+    work = follower(tmp_path / "store", place=place)
+    assert work.step()
+    assert place.spans == []
+    worker.kill()
+    worker.wait()
+    for _ in range(2):
+        assert work.step()
+        (found,) = from_readable(place.spans)
+        assert (found.status, str(found.key)) == ("died", "1/1/0")
+
+
+def test_more_than_one_batch_arrives_whole_and_numbers_stay_numbers() -> None:
+    with recording() as recorded:
+        for number in range(1_200):
+            record(1 + number % 12, number // 12)
+        trackway.flush()
+        place = Destination()
+        work = follower(recorded.path, place=place)
+        assert work.step()
+        found = from_readable(place.spans)
+        assert len(place.spans) == 3 * len(found) == 3_600
+        store = open_store(recorded.path)
+        assert len(list(store.query())) == 1_200
+        late = [item for step in range(9, 13) for item in store.query(step=step)]
+        assert sorted({item.step for item in late if item.step is not None}) == [9, 10, 11, 12]
+        assert len(late) == 400
+        ten = list(store.query(sample=10))
+        assert [(item.step, item.sample_index) for item in ten] == [(step, 10) for step in range(1, 13)]
 
 
 def test_an_unknown_or_missing_backend_is_said_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,8 +380,9 @@ def test_a_server_that_is_away_costs_the_training_nothing(tmp_path: Path) -> Non
         [sys.executable, "-c", code, "1", "5"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("mlflow is not reached, the store keeps everything")
-    assert done.stderr.count("\n") == 1
+    at_flush, at_end = done.stderr.splitlines()
+    assert at_flush.startswith("mlflow is not reached, the store keeps everything")
+    assert at_end.startswith("mlflow lacks 10 of 10 spans (ConnectionError: the MLflow server")
     assert "recorded=10, exported=0, pending=10, dropped=0" in done.stdout
     store = tmp_path / "store"
     for pid in followers(store):

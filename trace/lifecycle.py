@@ -10,15 +10,18 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from . import exporters
 from .capture import runtime
 from .capture.recorder import Recorder
 from .config import ConfigError, TraceConfig, load_config
 from .exporters import sync
+from .exporters.election import Supervisor, spawn
 from .store import Store, StoreError, StoreStatus, open_store
 from .store.cursors import Cursors, cursor_name
 
@@ -27,6 +30,10 @@ log = logging.getLogger("trackway")
 SHUTDOWN = 10.0
 """Seconds that the end of the process may wait for the writer."""
 _POLL = 0.05
+_LOOK = 0.5
+"""Seconds that the last look at the counts may take, beyond the time that a caller waits."""
+
+T = TypeVar("T")
 
 
 class _Active:
@@ -34,10 +41,16 @@ class _Active:
 
     def __init__(self, config: TraceConfig) -> None:
         self.config = config
-        self._stop_export = threading.Event()
+        self._leave = sync.Leave()
         self._export: threading.Thread | None = None
+        self._closed = False
         supervise = self._supervisor()
         self.recorder = Recorder(config, supervise)
+        try:
+            sync.save_settings(config)
+        except OSError:
+            self.recorder.writer.close(SHUTDOWN)
+            raise
         if config.backend and config.sync == "inline":
             self._export = threading.Thread(target=self._export_here, name="trackway-sync", daemon=True)
             self._export.start()
@@ -46,43 +59,95 @@ class _Active:
     def _supervisor(self) -> Callable[[], None]:
         # The writer's thread looks after the follower: when it dies, another one is started.
         if self.config.backend and self.config.sync == "process":
-            return sync.Supervisor(self.config.store).look
+            return Supervisor(self.config).look
         return lambda: None
 
     def _export_here(self) -> None:
-        while not self._stop_export.is_set():
+        said = ""
+        while True:
             try:
-                sync.follow_store(self.config.store, self.config, self._stop_export)
+                sync.follow_store(self.config.store, self.config, self._leave)
             except Exception as error:
-                log.warning("the export to %s failed: %s", ", ".join(self.config.backend), error)
-            self._stop_export.wait(sync.INTERVAL)
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("the export to %s failed: %s", ", ".join(self.config.backend), error)
+            if self._leave.asked:
+                return
+            self._leave.wait(sync.INTERVAL)
 
-    def close(self, timeout: float, *, exiting: bool = False) -> None:
-        """Write what is queued, and see to it that somebody delivers the rest."""
-        deadline = time.monotonic() + timeout
-        if not self.recorder.writer.close(timeout):
-            log.warning("not everything could be written to %s within %.0f s", self.config.store, timeout)
-        if not self.config.backend or self.config.sync == "off":
+    def close(self, deadline: float, *, exiting: bool = False) -> None:
+        """Write what is queued, and see to it that somebody delivers the rest.
+
+        Args:
+            deadline: a time of ``time.monotonic``.
+            exiting: whether the interpreter ends.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        writer = self.recorder.writer
+        written = writer.close(max(0.0, deadline - time.monotonic()))
+        self._say_what_is_lost(in_time=written)
+        # A disk that does not take the journal in time is not asked for anything else.
+        if not written or not self.config.backend or self.config.sync == "off":
             return
         if self._export is not None:
-            self._stop_export.set()
-            self._export.join(max(0.0, deadline - time.monotonic()))
-            if not exiting and not self._export.is_alive():
-                self._deliver_rest()
-                return
-        # A package that is imported first when the interpreter ends may fail; another process does not.
-        sync.spawn(self.config.store)
-
-    def _deliver_rest(self) -> None:
+            self._leave.ask(deadline, drain=not exiting)
+            self._export.join(max(0.0, deadline - time.monotonic()) + 1.0)
         try:
-            sync.run(self.config.store, say=log.info)
-        except Exception as error:
-            log.warning("the export to %s failed: %s", ", ".join(self.config.backend), error)
+            if self._export is None or exiting:
+                # Also instead of the thread: a package that is imported first when the interpreter ends may
+                # fail. Another process does not.
+                spawn(self.config.store)
+            self._say_what_is_away()
+        except (OSError, StoreError, sqlite3.Error) as error:
+            log.warning("the store %s cannot be read: %s", self.config.store, error)
+
+    def _say_what_is_lost(self, *, in_time: bool) -> None:
+        writer = self.recorder.writer
+        lost = dict(writer.dropped)
+        # What daemon threads still record while the program ends is cut off, as they are themselves.
+        late = lost.pop("after shutdown", 0)
+        rest = writer.recorded - writer.written - late - sum(lost.values())
+        if rest > 0 and not in_time:
+            lost["in the hands of the writer when time was up"] = rest
+        if lost:
+            log.warning(
+                "%d of %d spans of this process are not in the store %s (%s)",
+                sum(lost.values()),
+                writer.recorded,
+                self.config.store,
+                ", ".join(f"{reason}: {count}" for reason, count in lost.items()),
+            )
+
+    def _say_what_is_away(self) -> None:
+        cursors = Cursors(self.config.store, read_only=True)
+        errors = cursors.errors()
+        cursors.close()
+        if not errors:
+            return
+        store = open_store(self.config.store)
+        try:
+            destinations = store.status(time.monotonic()).destinations
+        finally:
+            store.close()
+        for name, destination in destinations.items():
+            if destination.last_error:
+                log.warning(
+                    "%s lacks %d of %d spans (%s); the store keeps them, and `trackway sync --store %s` "
+                    "sends them when it is back",
+                    name,
+                    destination.pending,
+                    destination.exported + destination.pending,
+                    destination.last_error,
+                    self.config.store,
+                )
 
 
 _active: _Active | None = None
 _retired: list[_Active] = []
 """Former recorders whose rollouts still run: these end where they began."""
+_announced: set[Path] = set()
 _lock = threading.RLock()
 
 
@@ -136,7 +201,6 @@ def _begin(config: TraceConfig) -> TraceConfig:
             return config
         try:
             config.store.mkdir(parents=True, exist_ok=True)
-            sync.save_settings(config)
             before, _active = _active, _Active(config)
         except OSError as error:
             raise ConfigError(
@@ -144,17 +208,37 @@ def _begin(config: TraceConfig) -> TraceConfig:
                 "Name a directory that this process may write to"
             ) from error
         runtime.put(_active.recorder)
-        _retire(before)
+        _announce(config)
+        if before is not None:
+            _retired.append(before)
+        _retire(time.monotonic() + SHUTDOWN)
         return config
 
 
-def _retire(active: _Active | None = None) -> None:
+def _announce(config: TraceConfig) -> None:
+    """Say, once in a process, where what it records is to be found."""
+    if config.store in _announced:
+        return
+    _announced.add(config.store)
+    log.info("recording into %s", config.store)
+    for backend in config.backend:
+        exporters.announce(backend, config)
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1" and os.environ.get("RANK", "0") == "0" and config.store == TraceConfig().store:
+        log.warning(
+            "this run has %s processes and its store has no name, so each records into %s of the directory "
+            "and the machine that it runs on, here %s; name one for all of them with TRACKWAY_STORE",
+            processes,
+            config.store.name,
+            config.store,
+        )
+
+
+def _retire(deadline: float) -> None:
     """Close former recorders as soon as nothing of theirs runs any more."""
-    if active is not None:
-        _retired.append(active)
     for former in [former for former in _retired if not former.recorder.open_scopes()]:
         _retired.remove(former)
-        former.close(SHUTDOWN)
+        former.close(deadline)
 
 
 def flush(timeout: float = 10.0) -> StoreStatus:
@@ -164,7 +248,8 @@ def flush(timeout: float = 10.0) -> StoreStatus:
         timeout: seconds to wait at most. Rollouts that still run are not waited for.
 
     Returns:
-        The counts of the store at that moment; of this process alone where the store cannot be read.
+        The counts of the store at that moment; of this process alone where the store cannot be read, or not
+        in time.
 
     Raises:
         ConfigError: nothing is recorded in this process.
@@ -175,14 +260,41 @@ def flush(timeout: float = 10.0) -> StoreStatus:
     deadline = time.monotonic() + timeout
     writer = active.recorder.writer
     writer.flush(timeout)
-    with _lock:
-        _retire()
+    if _lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        try:
+            _retire(deadline)
+        finally:
+            _lock.release()
     try:
-        return _wait_for_arrival(active.config, deadline)
+        status = _by(deadline + _LOOK, lambda: _wait_for_arrival(active.config, deadline))
     except (OSError, StoreError, sqlite3.Error) as error:
         log.warning("the store %s cannot be read: %s", active.config.store, error)
+        status = None
+    if status is None:
         dropped = sum(writer.dropped.values())
-        return StoreStatus(writer.recorded, 0, writer.recorded - dropped, dropped)
+        status = StoreStatus(writer.recorded, 0, writer.recorded - dropped, dropped)
+    for name, destination in status.destinations.items():
+        if destination.last_error:
+            log.warning("%s is not reached, the store keeps everything: %s", name, destination.last_error)
+    return status
+
+
+def _by(deadline: float, work: Callable[[], T]) -> T | None:
+    """Do something that may hang, as any look at a disk may; give None when it is not done in time."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="trackway-flush", daemon=True).start()
+    except RuntimeError:  # the interpreter ends
+        return work()
+    wait([done], max(0.0, deadline - time.monotonic()))
+    return done.result() if done.done() else None
 
 
 def _wait_for_arrival(config: TraceConfig, deadline: float) -> StoreStatus:
@@ -191,13 +303,9 @@ def _wait_for_arrival(config: TraceConfig, deadline: float) -> StoreStatus:
         if config.sync != "off":
             while not _arrived(store, config, deadline) and time.monotonic() < deadline:
                 time.sleep(min(_POLL, max(0.0, deadline - time.monotonic())))
-        status = store.status(deadline)
+        return store.status(deadline)
     finally:
         store.close()
-    for name, destination in status.destinations.items():
-        if destination.last_error:
-            log.warning("%s is not reached, the store keeps everything: %s", name, destination.last_error)
-    return status
 
 
 def _arrived(store: Store, config: TraceConfig, deadline: float) -> bool:
@@ -221,19 +329,28 @@ def shutdown(timeout: float = SHUTDOWN) -> None:
 
 def _end(timeout: float, *, exiting: bool = False) -> None:
     global _active
-    with _lock:
-        active, _active = _active, None
+    deadline = time.monotonic() + timeout
+    if not _lock.acquire(timeout=timeout):
+        log.warning("another thread is busy with the settings; the recording is not closed")
+        return
+    try:
+        active = _active
         if active is not None and active.recorder.idle:
             log.warning(
                 "recording was on in process %d, but no decorated function ran there and no trajectory(...) "
                 "was opened: nothing was recorded",
                 os.getpid(),
             )
-        runtime.put(None)
+        # When the interpreter ends, the recorder stays: what comes later is at least counted.
+        if not exiting:
+            _active = None
+            runtime.put(None)
         ending = [*_retired, *([active] if active is not None else [])]
         _retired.clear()
         for each in ending:
-            each.close(timeout, exiting=exiting)
+            each.close(deadline, exiting=exiting)
+    finally:
+        _lock.release()
 
 
 def _after_fork() -> None:

@@ -31,6 +31,14 @@ def check(backend: str) -> None:
         )
 
 
+def announce(backend: str, config: TraceConfig) -> None:
+    """Log where a backend of our own keeps what it is sent, with every path absolute; once in a process."""
+    if backend == "mlflow":
+        from .mlflow_store import tracking_uri
+
+        tracking_uri(config.store, config.tracking_uri)
+
+
 def build(backend: str, config: TraceConfig) -> SpanExporter:
     """Make the exporter that an entry point names; one that takes a ``config`` argument is given it.
 
