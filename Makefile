@@ -5,6 +5,8 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The benchmarks load one module of it, which needs nothing else of verl; the rest stays out of the environment.
+VERL := build/peers/verl-0.9.1.done
 
 .PHONY: demo test slow lint format bench clean
 
@@ -26,9 +28,8 @@ format: $(VENV)/dev.done
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/dev.done
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/decoding.py
+bench: $(VENV)/bench.done $(VERL)
+	$(BIN)/python benchmarks/run.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
@@ -49,3 +50,13 @@ $(VENV)/dev.done: $(VENV)/torch.done pyproject.toml
 	@echo "Installing Trackway with what its tests need."
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/demo.done
+
+$(VENV)/bench.done: $(VENV)/torch.done pyproject.toml
+	@echo "Installing Trackway with what it is measured against."
+	@$(PIP) -e '.[bench]'
+	@touch $@ $(VENV)/dev.done $(VENV)/demo.done
+
+$(VERL): $(VENV)/torch.done
+	@rm -rf $(@D)
+	@$(PIP) --no-deps --target $(@D) $(subst -,==,$(basename $(@F)))
+	@touch $@

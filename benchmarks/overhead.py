@@ -1,137 +1,88 @@
-"""What a traced call costs the thread that makes it: Trackway beside OpenTelemetry's SDK and MLflow.
+"""What a traced call costs the thread that makes it: Trackway beside what one would use instead.
 
-    python benchmarks/overhead.py [--json] [--rounds N] [--calls N]
+    python benchmarks/overhead.py [--json] [--quick]
 
-One call is an async generation: 2,048 prompt ids in, 256 response ids with log probabilities out. Calls
-come in small bursts with pauses between them, as they do while an engine generates, and each way is drained
-before the next one runs. What is compared are ratios within a round, of which the median is given.
+One call is an async generation inside a rollout: 2,048 prompt ids in, 256 response ids with log
+probabilities out. Calls come in small bursts with pauses between them, as they do while an engine
+generates, and each way is drained before the next one runs. All ways take turns in one process, round by
+round; what is compared are ratios within a round, of which the median is given. What a way does on other
+threads counts only as far as it keeps the interpreter's lock from the caller, or the caller waits for it:
+that is the difference between CPU and wall clock.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
-import mlflow
-from decoding import packaged_tokenizer
-from opentelemetry.sdk.trace import TracerProvider
-from rich.console import Console
-from rich.table import Table
-from transformers import PreTrainedTokenizerFast
-
-import trackway
+from engine import Output, output, random_ids, tokenizer
+from measuring import Limit, Result, Table, apart, command, number, ratios
+from peers import BARE, BATCH, MLFLOW, OURS, UNTRACED, VERL, WEAVE, Way, installed, opened
 
 PROMPT, RESPONSE = 2_048, 256
 BURST, PAUSE = 10, 0.06
-BARE = "bare SDK span, ten attributes"
-OURS = "trackway, text decoded"
-MLFLOW = "mlflow.trace"
+CALLS = {MLFLOW: 0.25, VERL: 0.25, WEAVE: 0.1}
+"""Share of the calls that the dear ways make: all of theirs would take minutes, and say the same."""
 
-Generate = Callable[[str, list[int], dict[str, float]], Awaitable["Output"]]
-
-
-@dataclass
-class Output:
-    """What an inference engine returns."""
-
-    token_ids: list[int]
-    log_probs: list[float]
-    stop_reason: str = "completed"
+Generate = Callable[[str, list[int], dict[str, float]], Awaitable[Output]]
 
 
-def measure(rounds: int = 7, calls: int = 200) -> dict[str, Any]:
+def measure(quick: bool = False) -> Result:
     """Time every way in turn, round by round.
-
-    Args:
-        rounds: how often each way runs.
-        calls: calls in one run of one way.
 
     Returns:
         For each way the median microseconds that a call adds on the caller's thread (CPU time of that
-        thread, and wall-clock time), and the medians of the ratios to a bare SDK span.
+        thread, and wall-clock time), and the medians of the ratios to a bare SDK span and to Trackway.
     """
+    rounds, calls = (1, 40) if quick else (7, 200)
+    ways = [name for name in (UNTRACED, BARE, BATCH, OURS, MLFLOW, VERL, WEAVE) if installed(name)]
+    taken = apart(__file__, "callers", ways=ways, rounds=rounds, calls=calls)
+    added = _added(taken)
+    tables = [_table(added, rounds, calls)]
+    figures: dict[str, Any] = {"rounds": rounds, "calls": calls, "added": added}
+    limits = [Limit("caller's CPU: Trackway, times a bare SDK span", added[OURS]["cpu_ratio"], 1.5, unit="×")]
+    for name, least in ((VERL, 50), (MLFLOW, 10), (WEAVE, 10)):
+        if name in added:
+            times = added[name]["times_ours"]
+            limits.append(Limit(f"caller's CPU: {name}, times Trackway", times, least, least=True, unit="×"))
+    return Result(figures, tables, limits)
+
+
+def callers(
+    ways: list[str], rounds: int, calls: int, prompt: int = PROMPT, response: int = RESPONSE
+) -> dict[str, list[tuple[float, float]]]:
+    """Run all ways in this process; give for each and each round the CPU and wall microseconds of a call."""
     draw = random.Random(0)
-    prompt = [draw.randrange(100_000) for _ in range(PROMPT)]
-    output = Output(
-        [draw.randrange(100_000) for _ in range(RESPONSE)], [-draw.random() for _ in range(RESPONSE)]
-    )
+    ids, result = random_ids(draw, prompt), output(draw, response)
 
     async def generate(request_id: str, prompt_ids: list[int], sampling_params: dict[str, float]) -> Output:
-        return output
+        return result
 
-    with tempfile.TemporaryDirectory() as folder:
-        ways = _ways(generate, Path(folder))
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-        for _ in range(rounds):
-            for name, (call, drain) in ways.items():
-                taken[name].append(asyncio.run(_run(name, call, prompt, calls)))
-                drain()
-        trackway.shutdown()
-    plain = taken.pop("untraced")
-    added = {
-        name: [(cpu - base[0], wall - base[1]) for (cpu, wall), base in zip(times, plain, strict=True)]
-        for name, times in taken.items()
-    }
-    return {
-        "rounds": rounds,
-        "calls": calls,
-        "added": {
-            name: {
-                "cpu_us": statistics.median(cpu for cpu, _ in times),
-                "wall_us": statistics.median(wall for _, wall in times),
-                "cpu_ratio": statistics.median(
-                    own[0] / bare[0] for own, bare in zip(times, added[BARE], strict=True)
-                ),
-                "wall_ratio": statistics.median(
-                    own[1] / bare[1] for own, bare in zip(times, added[BARE], strict=True)
-                ),
-            }
-            for name, times in added.items()
-        },
-    }
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    with ExitStack() as stack:
+        open_ways: dict[str, tuple[Way, Generate]] = {}
+        for name in ways:
+            way = stack.enter_context(opened(name, token2text=True, tokenizer=tokenizer()))
+            open_ways[name] = way, way.op("llm", generate)
+        for number_ in range(rounds + 1):
+            for name, (way, call) in open_ways.items():
+                some = max(BURST, int(calls * CALLS.get(name, 1)))
+                times = asyncio.run(_run(way, call, ids, some))
+                way.drain()
+                if number_:  # the first round only warms up
+                    taken[name].append(times)
+    return taken
 
 
-def _ways(generate: Generate, folder: Path) -> dict[str, tuple[Generate, Callable[[], object]]]:
-    tracer = TracerProvider().get_tracer("benchmark")  # no processor: what it makes goes nowhere
-
-    async def bare(request_id: str, prompt_ids: list[int], sampling_params: dict[str, float]) -> Output:
-        with tracer.start_as_current_span("generate") as span:
-            for number in range(10):
-                span.set_attribute(f"attribute.{number}", number)
-            return await generate(request_id, prompt_ids, sampling_params)
-
-    trackway.configure(
-        store=folder / "store",
-        sync="off",
-        token2text=True,
-        tokenizer=PreTrainedTokenizerFast(tokenizer_file=str(packaged_tokenizer())),
-    )
-    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
-    # Its artifacts would land in the current directory otherwise.
-    mlflow.create_experiment("benchmark", artifact_location=str(folder / "artifacts"))
-    mlflow.set_experiment("benchmark")
-    return {
-        "untraced": (generate, lambda: None),
-        BARE: (bare, lambda: None),
-        OURS: (trackway.llm_trace(generate), lambda: trackway.flush(60)),
-        MLFLOW: (mlflow.trace(generate), mlflow.flush_trace_async_logging),
-    }
-
-
-async def _run(name: str, call: Generate, prompt: list[int], calls: int) -> tuple[float, float]:
+async def _run(way: Way, call: Generate, prompt: list[int], calls: int) -> tuple[float, float]:
     parameters = {"temperature": 1.0, "top_p": 0.95}
     cpu = wall = 0
-    with trackway.trajectory(step=1, sample_index=0) if name == OURS else nullcontext():
+    with way.rollout(1, 0, 0):
         for _ in range(calls // BURST):
             wall -= time.perf_counter_ns()
             cpu -= time.thread_time_ns()
@@ -144,30 +95,38 @@ async def _run(name: str, call: Generate, prompt: list[int], calls: int) -> tupl
     return cpu / done, wall / done
 
 
-def main() -> None:
-    """Print the table, or JSON."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def _added(taken: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
+    plain = taken[UNTRACED]
+    added = {
+        name: [(cpu - base[0], wall - base[1]) for (cpu, wall), base in zip(times, plain, strict=True)]
+        for name, times in taken.items()
+        if name != UNTRACED
+    }
+    cpu = {name: [time for time, _ in times] for name, times in added.items()}
+    wall = {name: [time for _, time in times] for name, times in added.items()}
+    return {
+        name: {
+            "cpu_us": statistics.median(cpu[name]),
+            "wall_us": statistics.median(wall[name]),
+            "cpu_ratio": ratios(cpu[name], cpu[BARE]),
+            "wall_ratio": ratios(wall[name], wall[BARE]),
+            "times_ours": ratios(cpu[name], cpu[OURS]),
+            "wall_times_ours": ratios(wall[name], wall[OURS]),
+        }
+        for name in added
+    }
+
+
+def _table(added: dict[str, dict[str, float]], rounds: int, calls: int) -> Table:
+    columns = ("cpu_us", "wall_us", "cpu_ratio", "wall_ratio", "times_ours")
+    return Table(
+        "What one traced call adds on the caller's thread",
+        ["", "CPU µs", "wall µs", "CPU, times a bare span", "wall, times a bare span", "CPU, times Trackway"],
+        [[name, *(number(row[column]) for column in columns)] for name, row in added.items()],
+        f"{PROMPT:,} prompt ids in, {RESPONSE} response ids with log probabilities out; Trackway and verl "
+        f"decode them to text. Medians of {rounds} rounds of {calls} calls.",
     )
-    options.add_argument("--json", action="store_true")
-    options.add_argument("--rounds", type=int, default=7)
-    options.add_argument("--calls", type=int, default=200)
-    given = options.parse_args()
-    result = measure(given.rounds, given.calls)
-    if given.json:
-        print(json.dumps(result, indent=2))
-        return
-    table = Table("added to one call", "CPU µs", "wall µs", "CPU ratio", "wall ratio", box=None)
-    for name, row in result["added"].items():
-        figures = (
-            f"{row['cpu_us']:.0f}",
-            f"{row['wall_us']:.0f}",
-            f"{row['cpu_ratio']:.2f}",
-            f"{row['wall_ratio']:.2f}",
-        )
-        table.add_row(name, *figures)
-    Console().print(table)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, {"callers": callers})
