@@ -172,19 +172,25 @@ def _stored(before: int, rewarded: int = 0) -> dict[str, int]:
     }
 
 
-def waiting(traces: int, export: bool) -> dict[str, Any]:
-    """Record, then wait while a follower exports, or while nothing does; give the CPU of the wait."""
+def waiting(traces: int, export: bool, idle: float = 6.0) -> dict[str, Any]:
+    """Record, then wait while a follower exports, or ``idle`` seconds while nothing does.
+
+    Returns:
+        Seconds and CPU seconds of the wait, and whether the process has imported MLflow.
+    """
     settings: dict[str, Any] = {"backend": "mlflow", "sync": "process"} if export else {}
     with opened(OURS, **settings) as way:
         assert way.kept
-        _record(way, 0, traces)
-        while way.kept() < SPANS * traces:
+        _record(way, 0, 1)
+        way.drain()  # by now the follower has been started
+        _record(way, 1, traces)
+        while way.kept() < SPANS * (1 + traces):
             time.sleep(0.05)
         database = Path("store/mlflow.db")
         begin, cpu = time.perf_counter(), time.process_time()
         # Looked at seldom, since looking costs as well.
-        while time.perf_counter() - begin < (120 if export else 6) and _count(database) < traces:
-            time.sleep(2)
+        while time.perf_counter() - begin < (120 if export else idle) and _count(database) < 1 + traces:
+            time.sleep(1)
         cpu, seconds = time.process_time() - cpu, time.perf_counter() - begin
         arrived = _count(database)
     return {"seconds": seconds, "cpu": cpu, "arrived": arrived, "imports": "mlflow" in sys.modules}
@@ -208,7 +214,7 @@ def measure(quick: bool = False) -> Result:
             found[name].append(apart(__file__, part, traces=traces, **given))
     waits = {
         "exporting": apart(__file__, "waiting", traces=traces, export=True),
-        "idle": apart(__file__, "waiting", traces=traces, export=False),
+        "idle": apart(__file__, "waiting", traces=traces, export=False, idle=3 if quick else 6),
     }
     rates = {name: [traces / row["seconds"] for row in rows] for name, rows in found.items()}
     own_ms = _extra_cpu(waits) / traces

@@ -236,8 +236,9 @@ def measure(quick: bool = False) -> Result:
             {"program": {**long, "stagger": 1.0}, "rounds": many, "backlog": False},
             {"program": long, "rounds": 1, "backlog": False},
         ]
+        plans = plans[:2] if quick else plans
         results = apart(__file__, "pairs", name=name, plans=plans)
-        for what, plan, found in zip(figures, plans, results, strict=True):
+        for what, plan, found in zip(figures, plans, results, strict=False):
             figures[what][name] = {**plan["program"], **found}  # type: ignore[dict-item]
     wall, stall = figures["wall"], figures["stall"]
     extra = {name: statistics.median(_extra(found)) for name, found in wall.items()}

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -156,7 +156,7 @@ def memory() -> dict[str, int]:
 
 
 @contextmanager
-def memory_growth(grown: dict[str, int]):  # type: ignore[no-untyped-def]
+def memory_growth(grown: dict[str, int]) -> Iterator[None]:
     """Put into ``grown["bytes"]`` by how much resident memory grows inside the block, at its peak."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here on

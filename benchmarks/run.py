@@ -30,7 +30,7 @@ BENCHMARKS = {
     "writer": "Writing, and bursts",
     "export": "Export to MLflow",
     "growth": "How it grows with turns, tokens and text",
-    "scale": "How it grows with processes and trajectories",
+    "scale": "How it grows with spans, processes and trajectories",
     "decoding": "Token ids to text",
 }
 PACKAGES = [

@@ -1,6 +1,8 @@
-"""How cost grows with processes, and with how much was recorded.
+"""How cost grows with spans, with processes, and with how much was recorded.
 
     python benchmarks/scale.py [--json] [--quick]
+
+**Spans.** Bursts by 64 concurrent rollouts, as in ``writer.py``: what they take, and how much memory.
 
 **Processes.** Several processes record small spans into one store at the same time. Afterwards the spans
 are counted in the journal. The seconds are those from the first span of the first process to the end of
@@ -26,7 +28,9 @@ from loop import Program
 from measuring import Limit, Result, Table, apart, command, number, others_cpu
 from peers import OURS, opened, spans_in_journal
 from writer import KEEP_ALL, record
+from writer import __file__ as writer_file
 
+SPANS = [1_000, 10_000, 100_000]
 PROCESSES = [1, 4, 8]
 TRAJECTORIES = [100, 1_000, 5_000]
 
@@ -96,7 +100,10 @@ def reading(trajectories: int) -> dict[str, float]:
 
 
 def measure(quick: bool = False) -> Result:
-    """Measure both kinds of growth."""
+    """Measure all three kinds of growth."""
+    bursts = [
+        apart(writer_file, "burst", name=OURS, spans=count) for count in (SPANS[:2] if quick else SPANS)
+    ]
     spans = 1_000 if quick else 10_000
     many = [
         apart(__file__, "processes", count=count, spans=spans)
@@ -107,6 +114,22 @@ def measure(quick: bool = False) -> Result:
         for count in (TRAJECTORIES[:1] if quick else TRAJECTORIES)
     ]
     tables = [
+        Table(
+            "Spans: bursts",
+            ["spans", "kept", "s to produce", "s until all is kept", "µs each", "memory MiB", "KiB each"],
+            [
+                [
+                    f"{row['made']:,}",
+                    f"{row['kept']:,}",
+                    number(row["produced"]),
+                    number(row["settled"]),
+                    number(1e6 * row["settled"] / row["made"]),
+                    number(row["grown"] / 2**20),
+                    number(row["grown"] / 2**10 / row["made"]),
+                ]
+                for row in bursts
+            ],
+        ),
         Table(
             "Processes: small spans into one store",
             ["processes", "spans", "kept", "seconds", "spans per second", "µs of writer's CPU per span"],
@@ -146,9 +169,9 @@ def measure(quick: bool = False) -> Result:
             "Ten spans each.",
         ),
     ]
-    lost = sum(row["made"] - row["kept"] for row in many)
-    limit = Limit(f"{many[-1]['processes']} processes, one store: spans lost", lost, 0)
-    return Result({"processes": many, "trajectories": stores}, tables, [limit])
+    lost = sum(row["made"] - row["kept"] for row in [*bursts, *many])
+    limit = Limit(f"bursts, and up to {many[-1]['processes']} processes on one store: spans lost", lost, 0)
+    return Result({"bursts": bursts, "processes": many, "trajectories": stores}, tables, [limit])
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ from typing import Any
 from measuring import Limit, Result, Table, apart, beside, command, memory_growth, number, others_cpu, spread
 from peers import BATCH, MLFLOW, OURS, Way, installed, opened
 
+from trackway.trace.config import TraceConfig
+
 ROLLOUTS = 64
 BURST, BURST_MLFLOW = 100_000, 20_000
 """Spans of a burst; MLflow's takes a minute even so."""
 KEEP_ALL = {"queue_policy": "block", "queue_timeout": 60.0}
 PAUSE_EVERY, PAUSE = 500, 0.05
 PATIENCE = 120.0
-MEMORY_MB = 400
-"""Bound of the memory that a burst may take: the queue's 256 MiB, and room for the interpreter."""
 
 
 def _tool(way: Way) -> Any:
@@ -116,11 +116,12 @@ def measure(quick: bool = False) -> Result:
     rates = [taken["spans"] / cpu for cpu in taken["cpu"]]
     rate = statistics.median(rates)
     own = found[OURS]
+    bound = TraceConfig().max_queue_bytes  # what the documentation says
     lost = {name: float(row["made"] - row["kept"]) for name, row in found.items()}
     limits = [
         Limit("writer: small spans per second of its CPU", rate, 20_000, least=True),
         Limit(f"burst of {own['made']:,} spans: lost by Trackway", lost[OURS], 0, beside=beside(lost, "")),
-        Limit("burst: memory of Trackway at its peak", own["grown"] / 2**20, MEMORY_MB, unit=" MiB"),
+        Limit("burst: memory of Trackway at its peak", own["grown"] / 2**20, bound / 2**20, unit=" MiB"),
     ]
     tables = [
         Table(

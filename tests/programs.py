@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -96,6 +96,15 @@ def order(process: subprocess.Popen[str], text: str) -> str:
     process.stdin.write(f"{text}\n")
     process.stdin.flush()
     return line(process)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for something that must happen; a minute is far more than it needs."""
+    for _ in range(1200):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
 
 
 def said(output: str) -> list[int]:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from trackway import open_store
 from trackway.trace.store import journal
 
-from .programs import WINDOW, calls, line, run, said, start, write
+from .programs import WINDOW, calls, line, run, said, start, wait_until, write
 
 TICKING = """
 trackway.configure(store="store", sync="off")
@@ -345,10 +344,7 @@ def test_a_child_that_outlives_its_parent_does_not_keep_it_alive(tmp_path: Path,
         assert [item.status for item in store.query()] == ["running"]
         process.kill()
         process.wait()
-        for _ in range(500):  # a child that has hardly begun lets go in a moment
-            if not store.status().writers_alive:
-                break
-            time.sleep(0.01)
+        wait_until(lambda: not store.status().writers_alive)  # a child that has hardly begun lets go soon
         assert [item.status for item in store.query()] == ["died"]
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -21,6 +21,8 @@ from trackway.trace.exporters import election, sync
 from trackway.trace.store import journal
 from trackway.trace.testing import recording
 
+from .programs import stop_followers
+
 
 @tool_trace
 def tool(word: str) -> str:
@@ -245,6 +247,7 @@ def test_the_follower_is_no_child_of_the_training_process(tmp_path: Path) -> Non
     )
     assert done.stdout == "no child\n", done.stderr
     assert "ResourceWarning" not in done.stderr
+    stop_followers(tmp_path / "store")
 
 
 def test_a_follower_that_cannot_live_is_started_less_and_less_often(

@@ -15,7 +15,7 @@ import pytest
 from trackway import open_store
 from trackway.trace.exporters import sync
 
-from .programs import calls, followers, install_exporter, line, run, start
+from .programs import calls, followers, install_exporter, line, run, start, wait_until
 
 WORKERS, SAMPLES = 8, 20
 
@@ -154,7 +154,9 @@ def test_a_follower_that_is_killed_in_the_middle_is_followed_by_one_that_sends_n
     chance = random.Random(1)
     killed: set[int] = set()
     arrived = 0
-    while len(killed) < 3:
+    for _ in range(1000):
+        if len(killed) >= 3:
+            break
         time.sleep(chance.uniform(0.05, 0.3))
         if not (store / "sync.sqlite").exists():
             continue
@@ -168,6 +170,7 @@ def test_a_follower_that_is_killed_in_the_middle_is_followed_by_one_that_sends_n
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
     (tmp_path / "enough").touch()
+    assert len(killed) >= 3
     output, errors = worker.communicate(timeout=60)
     assert (worker.returncode, errors) == (0, "")
     status = wait_until_delivered(store)
@@ -234,10 +237,11 @@ def test_start_spans_and_end_of_one_trace_from_three_processes_in_any_order(
 
 
 COUNTING = """
-import os
+import os, warnings
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 class Exporter(SpanExporter):
     def export(self, spans):
+        warnings.warn("this package is old")
         with open(os.environ["ARRIVED"], "a") as file:
             file.writelines(f"{os.getpid()} {os.nice(0)} {span.context.span_id:016x}\\n" for span in spans)
         return SpanExportResult.SUCCESS
@@ -259,11 +263,11 @@ def test_one_of_many_starts_the_follower_which_stays_behind_the_training_and_lea
     environment = {"ARRIVED": str(arrived), **install_exporter(tmp_path, COUNTING)}
     notes = notes_of_starts(tmp_path)
     environment["PYTHONPATH"] = os.pathsep.join([notes["PYTHONPATH"], environment["PYTHONPATH"]])
+    environment["PYTHONWARNINGS"] = "error"  # of the training, not of the exporter's package
     workers = [start(tmp_path, IDLE, RANK=str(rank), **environment) for rank in range(4)]
     for worker in workers:
         assert line(worker) == "1"
-    while not arrived.exists() or arrived.read_text().count("\n") < 8:
-        time.sleep(0.05)
+    wait_until(lambda: arrived.exists() and arrived.read_text().count("\n") == 8)
     assert started_followers(tmp_path) == 1
     words = [text.split() for text in arrived.read_text().splitlines()]
     assert len({span for _, _, span in words}) == len(words) == 8
@@ -276,8 +280,7 @@ def test_one_of_many_starts_the_follower_which_stays_behind_the_training_and_lea
     assert followers(tmp_path / "store") == [process]
     workers[3].communicate("\n", timeout=60)
     assert wait_until_delivered(tmp_path / "store").exported == 8
-    while followers(tmp_path / "store"):
-        time.sleep(0.05)
+    wait_until(lambda: not followers(tmp_path / "store"))
     assert started_followers(tmp_path) == 1
     assert arrived.read_text().count("\n") == 8
 
@@ -334,8 +337,8 @@ def test_relative_places_count_from_where_they_were_configured_and_are_told_once
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr.splitlines() == [
-            f"recording into {folder}/store",
             f"MLflow traces are at sqlite:///{folder}/x/y.db",
+            f"recording into {folder}/store",
         ]
         assert open_store(folder / "store").status().recorded == 2
         assert sync.load_settings(folder / "store").tracking_uri == f"sqlite:///{folder}/x/y.db"

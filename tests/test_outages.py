@@ -116,6 +116,30 @@ trackway.flush(2)
 
 
 @needs_mount
+@pytest.mark.parametrize("indexed", [0, 40], ids=["from the start", "later"])
+def test_a_store_on_a_full_disk_is_read(tmp_path: Path, indexed: int) -> None:
+    (tmp_path / "disk").mkdir()
+    done = run(
+        tmp_path,
+        RECORD
+        + BALLAST
+        + f"""
+trackway.configure(store="store", sync="off")
+record(0, {indexed})
+store = trackway.open_store("store") if {indexed} else None
+list(store.query()) if store else None
+record({indexed}, 100)
+trackway.flush() if store else trackway.trace.capture.runtime.get().writer.flush(10)
+fill()
+store = store or trackway.open_store("store")
+print(len([store.load(item.trace_id) for item in store.query()]))
+""",
+        before=DISK,
+    )
+    assert done.stdout.splitlines()[-1] == "100", done.stderr
+
+
+@needs_mount
 def test_a_store_that_may_only_be_read_is_read_and_not_recorded_into(tmp_path: Path) -> None:
     record_there = RECORD + "trackway.configure(store='store', sync='off'); record(0, 5)"
     assert run(tmp_path, record_there).returncode == 0
@@ -194,6 +218,27 @@ def test_a_store_that_goes_away_is_made_again_for_what_comes_later(tmp_path: Pat
         elsewhere = open_store(tmp_path / "there" / "store")
         assert calls(elsewhere) == Counter(range(20))
         assert elsewhere.status().writers_alive == 0
+
+
+@pytest.mark.slow
+def test_what_comes_after_a_store_was_deleted_is_exported_as_well(tmp_path: Path) -> None:
+    back = tmp_path / "back"
+    back.touch()
+    process = start(
+        tmp_path,
+        STEPS.replace('sync="off"', 'backend="elsewhere"').replace("flush(2)", "flush(30)"),
+        BACK=str(back),
+        **install_exporter(tmp_path, AWAY),
+    )
+    order(process, "0 20")
+    assert back.read_text().count("\n") == 40
+    shutil.rmtree(tmp_path / "here")
+    order(process, "20 40")
+    assert back.read_text().count("\n") == 80
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.count("\n") == 1, errors
+    assert len(set(back.read_text().split())) == 80
 
 
 def test_a_store_that_cannot_be_made_again_is_waited_for(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from trackway.trace.exporters import build, destinations, sync
 from trackway.trace.store.assemble import from_readable
 from trackway.trace.testing import recording
 
+from .programs import wait_until
+
 
 @tool_trace
 def half(number: int) -> float:
@@ -208,8 +210,7 @@ def test_a_rollout_of_which_nothing_had_ended_is_sent_when_its_process_is_gone(t
             while True: time.sleep(1)
     """)
     worker = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
-    while not list((tmp_path / "store" / "journal").glob("*.open.jsonl")):
-        time.sleep(0.05)
+    wait_until(lambda: list((tmp_path / "store" / "journal").glob("*.open.jsonl")))
     place = Destination()
     work = follower(tmp_path / "store", place=place)
     assert work.step()

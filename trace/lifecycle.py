@@ -217,12 +217,12 @@ def _begin(config: TraceConfig) -> TraceConfig:
 
 def _announce(config: TraceConfig) -> None:
     """Say, once in a process, where what it records is to be found."""
+    for backend in config.backend:
+        exporters.announce(backend, config)
     if config.store in _announced:
         return
     _announced.add(config.store)
     log.info("recording into %s", config.store)
-    for backend in config.backend:
-        exporters.announce(backend, config)
     processes = os.environ.get("WORLD_SIZE", "1")
     if processes != "1" and os.environ.get("RANK", "0") == "0" and config.store == TraceConfig().store:
         log.warning(
@@ -309,7 +309,9 @@ def _wait_for_arrival(config: TraceConfig, deadline: float) -> StoreStatus:
 
 
 def _arrived(store: Store, config: TraceConfig, deadline: float) -> bool:
-    place = sync.load_settings(config.store).tracking_uri  # as the follower has it
+    place = config.tracking_uri
+    with suppress(StoreError):  # a store that was deleted gets its settings back in a moment
+        place = sync.load_settings(config.store).tracking_uri  # as the follower has it
     cursors = Cursors(config.store, read_only=True)
     try:
         names = [cursor_name(backend, place) for backend in config.backend]

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..store.journal import PartlyWritten, SegmentWriter
@@ -26,6 +27,8 @@ HOUSEKEEPING = 1.0
 """Seconds between two updates of counters and open spans; also how long a span is open before it is shown."""
 CHILD_PATIENCE = 10.0
 """Seconds that the end of a child of multiprocessing may wait for its writer."""
+_LAST_SAVE = 0.5
+"""Seconds that the last counters may take when the disk was too slow for the rest."""
 _BATCH = 64
 _SLICE, _BREATH = 0.0005, 0.00005
 """Seconds of work after which this thread sleeps, and for how long. A thread that only offers the
@@ -83,6 +86,7 @@ class Writer:
         self._stuck = False
         self._slice_end = 0.0
         self._asked = False
+        self._goal = 0
         self._closing = False
         self._closed = False
         self.abandoned = False
@@ -116,18 +120,20 @@ class Writer:
         """
         size = _SPAN_BYTES + _weight(scope)
         queued = scope, size
+        # A root span always finds room: without it the rollout would seem to run for ever.
+        is_root = scope.parent is None and scope.kind != "attach"
         with self._lock:
+            fits = is_root or (not scope.rollout.dropped and self._has_room(size))
             if self._closed:
                 return False
-            self.recorded += 1
-            # A root span always finds room: without it the rollout would seem to run for ever.
-            is_root = scope.parent is None and scope.kind != "attach"
-            if not is_root and (scope.rollout.dropped or not self._has_room(size)):
+            if not fits:
                 self._drop("queue full")
                 scope.rollout.dropped += 1
+                self.recorded += 1
                 return True
             self._queued_bytes += size
             self._queue.append(queued)
+            self.recorded += 1
         if self._queued_bytes > self._max_bytes // 2:
             self._wake.set()
         return True
@@ -146,14 +152,14 @@ class Writer:
             self._save_counters()
 
     def _has_room(self, size: int) -> bool:
-        if not self._queued_bytes or self._queued_bytes + size <= self._max_bytes:
+        if not self._queued_bytes or self._queued_bytes + size <= self._max_bytes or self._closed:
             self._stuck = False
             return True
         self._wake.set()
         self._was_full = True
         if not self._stuck:
             self._stuck = not self._room.wait_for(
-                lambda: self._queued_bytes + size <= self._max_bytes, self._patience
+                lambda: self._queued_bytes + size <= self._max_bytes or self._closed, self._patience
             )
         return not self._stuck
 
@@ -164,15 +170,21 @@ class Writer:
         """Wait until everything that was queued when this was called is with the operating system."""
         with self._lock:
             recorded, given_up = self.recorded, self._given_up
-            self._asked = True
+            self._asked, self._goal = True, recorded
         self._wake.set()
 
         def done() -> bool:
-            settled = self.written + sum(self.dropped.values())
-            return self._closed or (settled >= recorded and self._given_up_written >= given_up)
+            return self._closed or (self._settled() >= recorded and self._given_up_written >= given_up)
 
         with self._written:
             return self._written.wait_for(done, timeout)
+
+    def _settled(self) -> int:
+        return self.written + sum(self.dropped.values())
+
+    def _is_awaited(self) -> bool:
+        """Say whether somebody waits in ``flush`` for no more than is written."""
+        return self._asked and self._settled() >= self._goal
 
     def close(self, timeout: float) -> bool:
         """Take nothing more, write what is queued and end the thread.
@@ -180,9 +192,10 @@ class Writer:
         Returns:
             Whether all of it was written in time.
         """
-        with self._lock:
+        with self._room:
             # Daemon threads that go on recording would keep it from ever being done.
             self._closed = True
+            self._room.notify_all()
         self._closing = True
         self._wake.set()
         self._thread.join(timeout)
@@ -192,7 +205,11 @@ class Writer:
             if self._queue:
                 self._drop("not written in time at the end", len(self._queue))
                 self._queue.clear()
-        self._save_counters()
+        # A disk that hangs would keep the end of the process as well.
+        saver = threading.Thread(target=self._save_counters, daemon=True)
+        with suppress(RuntimeError):  # too late for new threads
+            saver.start()
+            saver.join(_LAST_SAVE)
         return False
 
     def abandon(self) -> None:
@@ -206,15 +223,16 @@ class Writer:
     def _run(self) -> None:
         next_look = time.monotonic() + HOUSEKEEPING
         while True:
-            self._wake.wait(INTERVAL)
+            self._wake.wait(0 if self._queue else INTERVAL)
             self._wake.clear()
             closing = self._closing
             try:
-                while self._queue:
+                # A queue that is never empty must not keep it from what else there is to do.
+                while self._queue and (closing or not (self._is_awaited() or time.monotonic() >= next_look)):
                     self._write_batch()
                 while self._expired:
                     self._write_expired()
-                if self._asked:
+                if self._is_awaited():
                     self._asked = False
                     self._save_counters()
                 if self._was_full:
@@ -231,7 +249,8 @@ class Writer:
                 self._written.notify_all()
             if closing:
                 break
-        self._save_counters()
+        with suppress(OSError):
+            self._save_counters()
         self._journal.close()
 
     def _breathe(self) -> None:
@@ -318,7 +337,6 @@ class Writer:
         dropped = tuple(self.dropped.items())
         counters = (self.recorded, self.written, dropped, self.expired, self._recorder.troubles)
         if counters != self._counters:
-            self._counters = counters
             self._journal.set_counters(
                 {
                     "recorded": self.recorded,
@@ -331,6 +349,7 @@ class Writer:
                     "program": sys.argv[0] if sys.argv else "",
                 }
             )
+            self._counters = counters
 
 
 def _weight(scope: Scope) -> int:

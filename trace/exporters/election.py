@@ -89,8 +89,10 @@ def spawn(store: Path) -> None:
         return
     command = [sys.executable, "-m", "trackway", "sync", "--follow", "--store", str(store)]
     environment = {**os.environ, "TRACKWAY_STORE": "", "TRACKWAY_BACKEND": ""}
-    # Where to deliver stands in the store, the same for all, whoever starts the follower.
-    environment.pop("MLFLOW_TRACKING_URI", None)
+    # Where to deliver stands in the store, the same for all, whoever starts the follower; and what the
+    # training makes of warnings is not meant for the packages of a destination.
+    for name in ("MLFLOW_TRACKING_URI", "PYTHONWARNINGS"):
+        environment.pop(name, None)
     try:
         with (store / "sync.log").open("ab") as output:
             # Through a shell that ends at once, so that it is no child of the training process. A command

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..model import Span, Summary
-from . import joining, lines, otlp
+from . import joining, lines, locks, otlp
 from .assemble import assemble, dead, decode_span, unreadable
 from .joining import Joins
 from .lines import Lines
@@ -63,18 +62,24 @@ class Index:
 
     def __init__(self, store: Path) -> None:
         self._store = store
-        self._db = self._connect(store / FILE)
-        self._lines = Lines(self._db, store)
-        self._joins = Joins(self._db)
+        self._use(self._connect(store / FILE) if os.access(store, os.W_OK) else self._in_memory())
+
+    def _use(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._lines = Lines(db, self._store)
+        self._joins = Joins(db)
+
+    def _in_memory(self) -> sqlite3.Connection:
+        return self._prepare(sqlite3.connect(":memory:", check_same_thread=False))
 
     def _connect(self, path: Path) -> sqlite3.Connection:
-        if not os.access(self._store, os.W_OK):
-            return self._prepare(sqlite3.connect(":memory:", check_same_thread=False))
         try:
             return self._prepare(sqlite3.connect(path, timeout=_TIMEOUT, check_same_thread=False))
         except sqlite3.DatabaseError as error:
+            if _is_full(error):
+                return self._in_memory()
             if type(error) is not sqlite3.DatabaseError:
-                raise  # busy, or a full disk: nothing is wrong with the file
+                raise  # busy: nothing is wrong with the file
         # Not a database, or of another version: it holds nothing that the journal does not.
         for name in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
             name.unlink(missing_ok=True)
@@ -97,16 +102,14 @@ class Index:
     @contextmanager
     def _building(self) -> Iterator[None]:
         """Let one process at a time add to the index."""
+        lock = None
+        with suppress(OSError):  # where the store cannot be written, the index is in memory, of this process
+            lock = locks.wait(self._store / "index.lock")
         try:
-            lock = os.open(self._store / "index.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError:
-            yield  # a store that cannot be written has an index in memory, of this process alone
-            return
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(lock)
+            if lock is not None:
+                locks.release(lock)
 
     def close(self) -> None:
         """Close the database."""
@@ -121,6 +124,16 @@ class Index:
         Returns:
             Whether nothing is left.
         """
+        try:
+            return self._take_in(deadline)
+        except sqlite3.DatabaseError as error:
+            if not _is_full(error):
+                raise
+        self._db.close()
+        self._use(self._in_memory())  # what was recorded can be read all the same
+        return self._take_in(deadline)
+
+    def _take_in(self, deadline: float | None) -> bool:
         while True:
             with self._building():
                 self._db.execute("BEGIN")
@@ -129,7 +142,8 @@ class Index:
                     self._update(touched)
                     self._db.execute("COMMIT")
                 except BaseException:
-                    self._db.execute("ROLLBACK")
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
                     raise
             if done or (deadline is not None and time.monotonic() > deadline):
                 return done
@@ -278,3 +292,7 @@ class Index:
     def unread(self) -> bool:
         """Say whether the journal holds whole lines, or a dead writer's open spans, that the index lacks."""
         return self._lines.unread()
+
+
+def _is_full(error: sqlite3.Error) -> bool:
+    return "disk is full" in str(error)
