@@ -129,7 +129,7 @@ def _target(key: Any, notes: list[str]) -> tuple[str | None, TrajectoryKey | Non
 
 
 def _rewards(scope: Scope, name: str, value: Any, notes: list[str]) -> None:
-    assert scope.rewards is not None
+    scope.rewards = []
     for reward, given in value.items() if isinstance(value, Mapping) else [("reward", value)]:
         try:
             read = score(given)

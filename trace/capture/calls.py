@@ -140,7 +140,10 @@ class Call(Scope):
             self.note(f"{target.name} was called after the call around it had ended; see trackway.detached")
         try:
             self._owner, arguments = target.arguments(args, kwargs)
-            self.prompt, rest = split_tokens(arguments, recorder.token_fields)
+            tokens, rest = split_tokens(arguments, recorder.token_fields)
+            if tokens:
+                self.prompt = tokens.pop("prompt", None)
+                self.given = tokens or None
             self.inputs = self.copy(rest) if rest else None
         except Exception as error:
             self._lose("arguments", error)
@@ -174,7 +177,7 @@ class Call(Scope):
     def _keep(self, result: Any) -> None:
         try:
             tokens, rest = tokens_of(result, self.recorder.token_fields)
-            self.response = tokens or self.response
+            self.made = tokens or self.made
             self.output = self.copy(rest)
         except Exception as error:
             self._lose("result", error)
@@ -198,7 +201,7 @@ class Call(Scope):
         self.add(semconv.ITEMS_YIELDED, self._yielded)
         self.items = tuple(self._items or ())
         if self._stream is not None:
-            self.response = self._stream.whole()
+            self.made = self._stream.whole()
 
     def _find_tokenizer(self) -> Any:
         """Give the tokenizer of the object that was called, or else of one whose method called it.

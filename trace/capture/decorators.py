@@ -126,7 +126,9 @@ def _coroutine(fn: Callable[..., Any], target: Target) -> Callable[..., Any]:
             return await fn(*args, **kwargs)
         call.enter()
         try:
-            result = await fn(*args, **kwargs)
+            work = fn(*args, **kwargs)
+            del args, kwargs  # the work has them now; many calls are open at once, and all counts
+            result = await work
         except BaseException as error:
             call.leave()
             call.fail(error)

@@ -70,11 +70,11 @@ class SpanEncoder:
         try:
             encoded = self._encode(scope, self._payloads)
         except Exception as error:
-            scope.rollout.parts.forget_new()
+            self._parts(scope).forget_new()
             scope.recorder.trouble("could not encode a span, of which little is kept", error)
             return self._least(scope, error)
         rollout = scope.rollout
-        rollout.parts.keep()
+        self._parts(scope).keep()
         whole = scope.parent is None and scope.kind in ("trajectory", "rollout") and scope.status == "ok"
         if whole and not rollout.generates and not rollout.sequence:
             scope.recorder.warn_once(
@@ -108,7 +108,7 @@ class SpanEncoder:
             try:
                 part(scope, attributes)
             except Exception as error:
-                scope.rollout.parts.forget_new()
+                self._parts(scope).forget_new()
                 name = part.__name__.strip("_")
                 scope.recorder.trouble(f"could not encode the {name} of a span", error)
                 notes.append(snapshot.clean(f"{name} lost: {type(error).__name__}: {error}"))
@@ -187,12 +187,20 @@ class SpanEncoder:
             self._arguments(scope, attributes, SharedParts())
 
     def _arguments(self, scope: Scope, attributes: dict[str, Any], parts: SharedParts) -> Tokens:
-        found = Found(scope.prompt)
+        found = Found(scope.given)
+        if scope.prompt is not None:
+            found.tokens["prompt"] = scope.prompt
         if scope.inputs is not None:
             name = semconv.TOOL_ARGUMENTS if scope.kind == "tool" else semconv.INPUT
             self._shared(scope, scope.inputs, found, parts, name, "input", attributes)
             _note_several(found, "arguments", attributes)
         return found.tokens
+
+    @staticmethod
+    def _parts(scope: Scope) -> SharedParts:
+        if scope.rollout.parts is None:
+            scope.rollout.parts = SharedParts()
+        return scope.rollout.parts
 
     def _shared(
         self,
@@ -210,9 +218,9 @@ class SpanEncoder:
             attributes[_BASES[which]] = orjson.dumps(bases).decode()
 
     def _payloads(self, scope: Scope, attributes: dict[str, Any]) -> None:
-        parts = scope.rollout.parts
+        parts = self._parts(scope)
         given = self._arguments(scope, attributes, parts)
-        found = Found(scope.response)
+        found = Found(scope.made)
         made = found.tokens
         name = semconv.TOOL_RESULT if scope.kind == "tool" else semconv.OUTPUT
         if scope.items is not None:
@@ -307,6 +315,7 @@ class SpanEncoder:
             attributes[semconv.RESPONSE_LOGPROBS] = pack_floats(logprobs)
         if prompt is not None and response is not None:
             rollout.sequence = prompt + response
+            snapshot.untrack(rollout.sequence)
             rollout.sequence_span = f"{scope.span.span_id:016x}"
 
     def _texts(self, response: tuple[int, ...], runs: Sequence[tuple[int, int]], decoder: HFDecoder) -> str:

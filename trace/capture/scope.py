@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from types import FrameType
@@ -19,6 +19,7 @@ from ..model import Kind, Status, TrajectoryKey
 from .shared import SharedParts
 from .snapshot import Snapshot, message, take
 from .span import RecordedSpan
+from .streams import Tokens
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -84,12 +85,12 @@ class Rollout:
         # it stands in the journal.
         self.sequence: tuple[int, ...] = ()
         self.sequence_span = ""
-        self.parts = SharedParts()
+        self.parts: SharedParts | None = None
 
     def forget(self) -> None:
         """Build nothing on what was stored so far: some of it did not reach the journal."""
         self.sequence = ()
-        self.parts = SharedParts()
+        self.parts = None
 
     def elsewhere(self) -> Rollout:
         """Give the same rollout as another process has it: what it has said so far stays here."""
@@ -175,6 +176,10 @@ def _causes(error: BaseException) -> list[_Cause]:
 class Scope:
     """One open span, and the place in the call tree that it holds.
 
+    It makes few objects, and those that a call may do without only when it needs them: hundreds are open at
+    once, each one brings the garbage collector's next walk nearer, and that one goes through all that the
+    program has made meanwhile, its lists of token ids among it, while everything else stands still.
+
     ``enter`` and ``leave`` make it current and undo that; ``close`` ends the span and hands it to the
     writer. Generators enter and leave for every item, so that their caller never runs inside them.
     """
@@ -187,15 +192,16 @@ class Scope:
         "context",
         "extra",
         "failure",
+        "given",
         "inputs",
         "items",
         "kind",
+        "made",
         "output",
         "parent",
         "policy_version",
         "prompt",
         "recorder",
-        "response",
         "rewards",
         "rollout",
         "span",
@@ -214,8 +220,10 @@ class Scope:
         self.inputs: Snapshot = None
         self.output: Snapshot = None
         self.items: tuple[Snapshot, ...] | None = None
-        self.prompt: Mapping[str, tuple[Any, ...]] | None = None
-        self.response: Mapping[str, tuple[Any, ...]] | None = None
+        # Of the arguments: the prompt's ids, and the rarer sequences beside it. Of the result: all of them.
+        self.prompt: tuple[Any, ...] | None = None
+        self.given: Tokens | None = None
+        self.made: Tokens | None = None
         self.status: Status = "running"
         self.failure: Failure | None = None
         self.extra: dict[str, Any] | None = None
@@ -223,9 +231,8 @@ class Scope:
         # Whether it was left while something else was current, which must not come back to it.
         self._left = False
         # What is said of the rollout stays with the outermost span.
-        outermost = parent is None or type(parent) is Elsewhere
-        self.rewards: list[Reward] | None = [] if outermost else None
-        self.annotations: dict[str, Snapshot] | None = {} if outermost else None
+        self.rewards: list[Reward] | None = None
+        self.annotations: dict[str, Snapshot] | None = None
         if parent is None:
             self.span = RecordedSpan(name, None, None)
         else:

@@ -95,7 +95,7 @@ def sequence(value: Any) -> tuple[Any, ...] | None:
             return None
         items = numbers(items)
     if items and items is not value:
-        _untrack(items)
+        untrack(items)
     return items
 
 
@@ -171,7 +171,7 @@ def _untracker() -> Callable[[Any], object]:
     return untrack
 
 
-_untrack = _untracker()
+untrack = _untracker()
 """Takes a tuple of numbers from the garbage collector's list.
 
 The collector does so itself, but only after it has gone three times over every item: for a few thousand

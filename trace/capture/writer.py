@@ -357,7 +357,8 @@ def _weight(scope: Scope) -> int:
     for part in (scope.inputs, scope.output):
         if isinstance(part, (bytes, str)):
             size += len(part)
-    for tokens in (scope.prompt, scope.response):
+    size += _NUMBER_BYTES * len(scope.prompt or ())
+    for tokens in (scope.given, scope.made):
         if tokens:
             size += _NUMBER_BYTES * sum(map(len, tokens.values()))
     for parts in (scope.items, scope.extra and scope.extra.values()):
