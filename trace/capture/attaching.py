@@ -93,7 +93,7 @@ def _attach(recorder: Recorder, key: Any, facts: Mapping[str, Any], experiment: 
     rollout.tags = {name: value for name, value in tags.items() if numbered or name != semconv.ATTEMPT}
     # A trace of its own: which one it belongs to is decided where both are known.
     scope = Scope(recorder, rollout, None, "attach", "attach")
-    rollout.trace_id = f"{scope.span.trace_id:032x}"
+    rollout.trace_id = f"{scope.trace_id:032x}"
     if trace_id is not None:
         scope.add(semconv.ATTACHED_TO, trace_id)
     for name, value in facts.items():
@@ -136,7 +136,7 @@ def _rewards(scope: Scope, name: str, value: Any, notes: list[str]) -> None:
         except Exception:
             notes.append(f"{name}={_shown(reward)}: {_shown(given)}, which is neither a number nor a text")
         else:
-            scope.rewards.append((snapshot.text(reward), read, None, scope.span.start_ns))
+            scope.rewards.append((snapshot.text(reward), read, None, scope.start_ns))
 
 
 def _values(scope: Scope, name: str, value: Any, notes: list[str]) -> None:

@@ -135,34 +135,32 @@ class SpanEncoder:
         return orjson.dumps({**self._place(scope, attributes), "status": {"code": code}})
 
     def _place(self, scope: Scope, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        span = scope.span
         return {
-            "traceId": f"{span.trace_id:032x}",
-            "spanId": f"{span.span_id:016x}",
-            "parentSpanId": "" if span.parent_id is None else f"{span.parent_id:016x}",
-            "name": snapshot.text(span.name),
+            "traceId": f"{scope.trace_id:032x}",
+            "spanId": f"{scope.span_id:016x}",
+            "parentSpanId": "" if scope.parent_id is None else f"{scope.parent_id:016x}",
+            "name": snapshot.text(scope.name),
             "kind": 1,
-            "startTimeUnixNano": str(span.start_ns),
-            "endTimeUnixNano": str(span.end_ns or 0),
+            "startTimeUnixNano": str(scope.start_ns),
+            "endTimeUnixNano": str(scope.end_ns or 0),
             "attributes": otlp.encode_attributes(attributes),
         }
 
     def _span(self, scope: Scope, attributes: dict[str, Any]) -> dict[str, Any]:
-        span = scope.span
         code = otlp.UNSET
         description = ""
-        events = [_event(name, time_ns, facts) for name, time_ns, facts in list(span.events or ())]
+        events = [_event(name, time_ns, facts) for name, time_ns, facts in list(scope.events or ())]
         if scope.failure is not None:
             code = otlp.ERROR
             description = f"{scope.failure.type}: {self._payload.text(scope.failure.message)}"
-            events.append(_event(semconv.EXCEPTION_EVENT, span.end_ns, self._exception(scope.failure)))
+            events.append(_event(semconv.EXCEPTION_EVENT, scope.end_ns, self._exception(scope.failure)))
         elif scope.status == "ok":
             code = otlp.OK
         if scope.rewards:
             events.extend(self._rewards(scope.rewards))
         attributes[semconv.STATUS] = scope.status
         # What other instrumentation put on the span stays, but cannot replace what we know.
-        others = dict(span.attributes or {})
+        others = dict(scope.attributes or {})
         attributes = {**{key: self._payload.attribute(key, others[key]) for key in others}, **attributes}
         encoded = self._place(scope, attributes)
         encoded["status"] = {"code": code, "message": description} if description else {"code": code}
@@ -172,7 +170,7 @@ class SpanEncoder:
 
     def _identity(self, scope: Scope, attributes: dict[str, Any]) -> None:
         attributes[semconv.OPERATION] = _OPERATIONS.get(scope.kind, scope.kind)
-        name = snapshot.text(scope.span.name)
+        name = snapshot.text(scope.name)
         if scope.kind == "tool":
             attributes[semconv.TOOL_NAME] = name
         elif scope.kind in ("rollout", "trajectory"):
@@ -212,7 +210,7 @@ class SpanEncoder:
         which: str,
         attributes: dict[str, Any],
     ) -> None:
-        text, bases = self._payload.shared_json(value, found, parts, f"{scope.span.span_id:016x}", which)
+        text, bases = self._payload.shared_json(value, found, parts, f"{scope.span_id:016x}", which)
         attributes[name] = text
         if bases:
             attributes[_BASES[which]] = orjson.dumps(bases).decode()
@@ -316,7 +314,7 @@ class SpanEncoder:
         if prompt is not None and response is not None:
             rollout.sequence = prompt + response
             snapshot.untrack(rollout.sequence)
-            rollout.sequence_span = f"{scope.span.span_id:016x}"
+            rollout.sequence_span = f"{scope.span_id:016x}"
 
     def _texts(self, response: tuple[int, ...], runs: Sequence[tuple[int, int]], decoder: HFDecoder) -> str:
         """Decode each run of the mask by itself: a loop that was not traced inside has no other turns."""

@@ -124,7 +124,7 @@ class Recorder:
                     )
                 rollout = self.new_rollout(None)
                 call = Call(self, rollout, None, target, args, kwargs)
-                rollout.trace_id = f"{call.span.trace_id:032x}"
+                rollout.trace_id = f"{call.trace_id:032x}"
             else:
                 return NotSampled()
             self.opened(call)

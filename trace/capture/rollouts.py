@@ -85,7 +85,7 @@ class trajectory:  # noqa: N801 - used as a statement: `with trajectory(...)`
         scope: Scope | NotSampled
         if recorder.sampled(self._key):
             scope = Scope(recorder, rollout, None, name, "trajectory")
-            rollout.trace_id = f"{scope.span.trace_id:032x}"
+            rollout.trace_id = f"{scope.trace_id:032x}"
             for note in self._notes:
                 recorder.warn_once(note.partition("=")[0], f"trajectory(...) was given {note}")
                 scope.note(note)

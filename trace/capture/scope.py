@@ -47,6 +47,7 @@ class Rollout:
     """
 
     __slots__ = (
+        "_tags",
         "dropped",
         "experiment",
         "generates",
@@ -58,7 +59,6 @@ class Rollout:
         "sampled",
         "sequence",
         "sequence_span",
-        "tags",
         "trace_id",
     )
 
@@ -78,7 +78,7 @@ class Rollout:
         self.sampled = True
         self.dropped = 0
         self.trace_id = ""
-        self.tags: dict[str, Any] = {semconv.UNATTACHED: True} if key is None else _tags(key)
+        self._tags: dict[str, Any] | None = None
         # Whether a generation was seen in it, or may be seen by another process.
         self.generates = False
         # The writer's: the token ids of the last generation, and the span that holds them; and what else of
@@ -86,6 +86,17 @@ class Rollout:
         self.sequence: tuple[int, ...] = ()
         self.sequence_span = ""
         self.parts: SharedParts | None = None
+
+    @property
+    def tags(self) -> dict[str, Any]:
+        """What stands on each of its spans."""
+        if self._tags is None:
+            self._tags = {semconv.UNATTACHED: True} if self.key is None else _tags(self.key)
+        return self._tags
+
+    @tags.setter
+    def tags(self, tags: dict[str, Any]) -> None:
+        self._tags = tags
 
     def forget(self) -> None:
         """Build nothing on what was stored so far: some of it did not reach the journal."""
@@ -173,8 +184,8 @@ def _causes(error: BaseException) -> list[_Cause]:
     return causes
 
 
-class Scope:
-    """One open span, and the place in the call tree that it holds.
+class Scope(RecordedSpan):
+    """One span, and the place in the call tree that it holds while it is open.
 
     It makes few objects, and those that a call may do without only when it needs them: hundreds are open at
     once, each one brings the garbage collector's next walk nearer, and that one goes through all that the
@@ -188,8 +199,8 @@ class Scope:
         "_before",
         "_left",
         "_otel_before",
+        "_context",
         "annotations",
-        "context",
         "extra",
         "failure",
         "given",
@@ -204,7 +215,6 @@ class Scope:
         "recorder",
         "rewards",
         "rollout",
-        "span",
         "status",
         "tokenizer",
     )
@@ -212,6 +222,10 @@ class Scope:
     def __init__(
         self, recorder: Recorder, rollout: Rollout, parent: Scope | Elsewhere | None, name: str, kind: Kind
     ) -> None:
+        if parent is None:
+            super().__init__(name, None, None)
+        else:
+            super().__init__(name, parent.trace_id, parent.span_id)
         self.recorder = recorder
         self.rollout = rollout
         self.parent = parent
@@ -233,11 +247,14 @@ class Scope:
         # What is said of the rollout stays with the outermost span.
         self.rewards: list[Reward] | None = None
         self.annotations: dict[str, Snapshot] | None = None
-        if parent is None:
-            self.span = RecordedSpan(name, None, None)
-        else:
-            self.span = RecordedSpan(name, parent.span.trace_id, parent.span.span_id)
-        self.context: Context = otel_trace.set_span_in_context(self.span)
+        self._context: Context | None = None
+
+    @property
+    def context(self) -> Context:
+        """OpenTelemetry's context inside of it."""
+        if self._context is None:
+            self._context = otel_trace.set_span_in_context(self)
+        return self._context
 
     def enter(self) -> None:
         self._left = False
@@ -250,14 +267,14 @@ class Scope:
         # Not by token: a generator or a block may be closed in another task, whose own state must stay.
         before, otel_before = self._before, self._otel_before
         while isinstance(before, (Scope, NotSampled)) and before._left:
-            if isinstance(before, Scope) and otel_before is before.context:
+            if isinstance(before, Scope) and otel_before is before._context:
                 otel_before = before._otel_before
             before = before._before
         if _current.get() is self:
             _current.set(before)
         else:
             self._left = True
-        if otel_context.get_current() is self.context:
+        if otel_context.get_current() is self._context:
             otel_context.attach(otel_before)
 
     def close(self, error: BaseException | None = None) -> None:
@@ -268,7 +285,9 @@ class Scope:
             self.failure = Failure(error)
         if self.parent is None and self.rollout.policy_version is not None:
             self.add(semconv.POLICY_VERSION_END, self.rollout.policy_version)
-        self.span.end()
+        self.end()
+        if not self._left:
+            self._context = None  # which holds this scope
         self.recorder.record(self)
 
     def copy(self, value: Any) -> Snapshot:
@@ -301,14 +320,15 @@ class Elsewhere:
         context: OpenTelemetry's, with the span that is open there.
     """
 
-    __slots__ = ("context", "rollout", "span")
+    __slots__ = ("context", "rollout", "span_id", "trace_id")
 
     status: Status = "running"
 
     def __init__(self, rollout: Rollout, context: Context) -> None:
         self.rollout = rollout
         self.context = context
-        self.span = otel_trace.get_current_span(context).get_span_context()
+        span = otel_trace.get_current_span(context).get_span_context()
+        self.trace_id, self.span_id = span.trace_id, span.span_id
 
 
 class NotSampled:

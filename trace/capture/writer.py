@@ -309,9 +309,9 @@ class Writer:
         horizon = now - int(age * 1e9)
         shown: dict[int, _OpenLine] = {}
         for scope in self._recorder.open_scopes():
-            if scope.span.start_ns > horizon:
+            if scope.start_ns > horizon:
                 continue
-            if self._open_timeout is not None and scope.span.start_ns < now - self._open_timeout * 1e9:
+            if self._open_timeout is not None and scope.start_ns < now - self._open_timeout * 1e9:
                 self._recorder.expire(scope, f"open for more than {self._open_timeout:g} s")
                 continue
             said = len(scope.rewards or ()), len(scope.annotations or ())
