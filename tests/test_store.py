@@ -345,6 +345,21 @@ def test_a_store_that_cannot_be_written_can_still_be_read() -> None:
     assert done.stdout.strip() == "['1/1/0']", done.stderr
 
 
+@pytest.mark.parametrize(
+    "counters",
+    ["nonsense", "[]", '{"recorded": "x", "written": null, "dropped": 7}', '{"dropped": {"why": "x"}}'],
+)
+def test_damaged_counters_take_nothing_else_along(counters: str) -> None:
+    with recording() as recorded:
+        record(step=1, sample_index=1)
+        recorded.status()
+        for path in (recorded.path / "journal").glob("*[0-9a-f].json"):
+            path.write_text(counters)
+        status = open_store(recorded.path).status()
+        assert (status.recorded, status.exported, status.dropped, status.trajectories) == (6, 6, 0, 1)
+        assert len(status.writers) == 1
+
+
 def test_a_missing_or_foreign_directory_is_said_to_be_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store at"):
         open_store(tmp_path / "nowhere")

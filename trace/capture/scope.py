@@ -197,9 +197,9 @@ class Scope(RecordedSpan):
 
     __slots__ = (
         "_before",
+        "_context",
         "_left",
         "_otel_before",
-        "_context",
         "annotations",
         "extra",
         "failure",

@@ -201,12 +201,17 @@ class Writer:
     @property
     def recorded(self) -> int:
         """Spans that ended in that process, dropped ones included."""
-        return int(self.counters.get("recorded", 0))
+        return _count(self.counters.get("recorded"))
 
     @property
     def written(self) -> int:
         """Spans that it says it has written."""
-        return int(self.counters.get("written", 0))
+        return _count(self.counters.get("written"))
+
+    @property
+    def troubles(self) -> int:
+        """How often something went wrong inside Trackway there."""
+        return _count(self.counters.get("troubles"))
 
     def waiting(self, stored: int) -> int:
         """Count the spans that it had recorded and not written, given how many the journal has by now."""
@@ -215,7 +220,13 @@ class Writer:
     @property
     def dropped(self) -> Mapping[str, int]:
         """Spans that never reached the journal, by reason."""
-        return dict(self.counters.get("dropped", {}))
+        dropped = self.counters.get("dropped")
+        return {why: _count(many) for why, many in dropped.items()} if isinstance(dropped, dict) else {}
+
+
+def _count(value: Any) -> int:
+    # The file may have been damaged by somebody else, which must not take the rest of the store with it.
+    return value if isinstance(value, int) else 0
 
 
 def segments(store: Path) -> list[Segment]:
