@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -19,6 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import trackway
 from trackway import ConfigError, StoreError, open_store, reward, rollout_trace, tool_trace, trajectory
+from trackway.trace import semconv
 from trackway.trace.config import load_config
 from trackway.trace.exporters import build, destinations, sync
 from trackway.trace.store.assemble import from_readable
@@ -93,6 +95,24 @@ def test_a_third_party_exporter_gets_every_span_once_with_its_ids_times_and_tags
     # And the way back: the same trajectories come out of OpenTelemetry's spans.
     assert [str(item.key) for item in from_readable(spans)] == ["1/3/0", "2/3/0"]
     assert [item.reward for item in from_readable(spans)] == [1.5, 1.5]
+
+
+def test_a_third_party_exporter_gets_conversations_whole() -> None:
+    @tool_trace
+    def search(messages: list[dict[str, str]]) -> str:
+        return "nothing"
+
+    with recording() as recorded:
+        given = [[{"role": "user", "content": "word " * 100}] * turns for turns in (1, 2, 3)]
+        with trajectory(step=1, sample_index=1):
+            for messages in given:
+                search(messages)
+        recorded.status()
+        memory = InMemorySpanExporter()
+        assert follower(recorded.path, memory=memory).step()
+    calls = [span.attributes or {} for span in memory.get_finished_spans() if span.name == "search"]
+    assert [orjson.loads(str(facts[semconv.TOOL_ARGUMENTS]))["messages"] for facts in calls] == given
+    assert not any(semconv.INPUT_BASE in facts for facts in calls)
 
 
 def test_a_destination_that_is_away_keeps_no_other_and_catches_up() -> None:

@@ -18,6 +18,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from ..config import TraceConfig
 from ..model import Span, Trajectory
+from ..store.payloads import whole_attributes
 from . import build
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
@@ -177,7 +178,7 @@ def readable(span: Span) -> ReadableSpan:
         context=SpanContext(trace_id, int(span.span_id, 16), is_remote=False, trace_flags=flags),
         parent=parent,
         resource=Resource(span.resource),
-        attributes=dict(span.attributes),
+        attributes=whole_attributes(span),
         events=[SdkEvent(event.name, dict(event.attributes), event.time_ns) for event in span.events],
         kind=SpanKind.INTERNAL,
         status=Status(code, None if code is StatusCode.OK else span.error or span.status),

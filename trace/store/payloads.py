@@ -43,6 +43,18 @@ def whole_payloads(spans: Sequence[Span]) -> list[Span]:
     return [done[span.span_id] for span in spans]
 
 
+def whole_attributes(span: Span) -> dict[str, Any]:
+    """Give the attributes of a span for a reader that sees no other span: with whole inputs and outputs."""
+    attributes = dict(span.attributes)
+    for base, field in _NAMES.values():
+        if attributes.pop(base, None) is not None:
+            name = semconv.OUTPUT
+            if field == "inputs":
+                name = semconv.TOOL_ARGUMENTS if span.kind == "tool" else semconv.INPUT
+            attributes[name] = orjson.dumps(getattr(span, field)).decode()
+    return attributes
+
+
 def _bases(span: Span) -> list[_Base]:
     """Give what a span's payloads begin with; entries that somebody else damaged are left out."""
     found = []
