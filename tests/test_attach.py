@@ -21,7 +21,7 @@ from rich.console import Console
 import trackway
 from trackway import TrajectoryKey, attach, llm_trace, open_store, reward, tool_trace, trajectory
 from trackway.trace import semconv
-from trackway.trace.capture import runtime
+from trackway.trace.capture import attaching, runtime
 from trackway.trace.exporters import sync
 from trackway.trace.exporters.mlflow_payload import payload_of
 from trackway.trace.model import Trajectory
@@ -258,11 +258,16 @@ def test_a_key_that_is_none_is_said_and_harms_nothing(
     assert "attach() could not be recorded" in caplog.text
 
 
-def test_without_recording_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_recording_nothing_happens_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(attaching, "_told", False)
     assert runtime.get() is None
     attach("1/17/0", advantages=1.0)
+    attach("1/17/1", advantages=1.0)
     assert list(tmp_path.iterdir()) == []
+    assert [record.message[:22] for record in caplog.records] == ["attach() does nothing "]
 
 
 def test_of_a_rollout_that_is_not_recorded_nothing_is_kept() -> None:

@@ -836,3 +836,45 @@ def test_the_active_mlflow_run_is_bound_at_the_start_and_carried_into_threads(tm
     assert {runs[sample] for sample in (0, 1, 2, 3, "here")} == {run.info.run_id}
     assert [runs["a"], runs["b"]] == own
     assert runs["none"] is None
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        lambda span: span.set_attribute(5, 6),
+        lambda span: span.set_attribute(None, "x"),
+        lambda span: span.set_attribute("list", cyclic()),
+        lambda span: span.set_attributes(None),
+        lambda span: span.add_event("odd", {7: "x", "fine": 1}, timestamp=1.5),
+        lambda span: span.add_event(None, "no mapping", timestamp="now"),
+        lambda span: span.record_exception(UnspeakableError()),
+        lambda span: span.add_link(span.get_span_context()),
+        lambda span: span.update_name(None),
+        lambda span: span.set_status(7),
+        lambda span: span.end(1.5),
+        lambda span: span.end("now"),
+        lambda span: span.end(2**80),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_whatever_other_instrumentation_does_to_a_span_the_rollout_is_whole(touch):
+    with recording() as rec:
+        with trajectory(step=1, sample_index=1):
+            touch(otel.get_current_span())
+            tool("inside")
+        status = rec.status()
+        found = rec.trajectory()
+    assert (str(found.key), found.status, names(found)) == ("1/1/0", "ok", ["trajectory", "tool"])
+    assert (status.recorded, status.exported, status.dropped) == (2, 2, 0)
+    assert 0 <= found.root.duration_ns < 60e9
+
+
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise RuntimeError("not now")
+
+
+def cyclic():
+    items = [1]
+    items.append(items)
+    return items

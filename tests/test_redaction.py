@@ -86,6 +86,24 @@ def test_credentials_in_arguments_results_and_errors_are_masked():
     assert call_span.attributes["http.request.header.authorization"] == "⟨redacted⟩"
 
 
+def test_what_other_instrumentation_put_on_a_span_is_masked_too():
+    @rollout_trace
+    def fetch():
+        span = otel.get_current_span()
+        span.set_attribute("http.request.headers", ("Authorization", "Bearer abc.plainsecret"))
+        span.add_event("request", {"api_key": "plainsecret", "url": "https://me:plainsecret@example.org/"})
+        span.record_exception(ValueError("no access with sk-plainsecret-123456"))
+        span.update_name("GET https://me:plainsecret@example.org/")
+
+    with recording() as rec:
+        with trajectory(step=1, sample_index=1):
+            fetch()
+        (span,) = (item for item in rec.spans() if item.kind == "rollout")
+        assert "plainsecret" not in written(rec)
+    assert span.name == "GET https://⟨redacted⟩@example.org/"
+    assert [event.name for event in span.events] == ["request", "exception"]
+
+
 @pytest.mark.parametrize(
     "name",
     [

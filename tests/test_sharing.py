@@ -137,6 +137,32 @@ def test_secrets_in_what_is_shared_stay_masked():
     ]
 
 
+def test_what_is_masked_or_renamed_in_one_place_is_whole_in_another():
+    @tool_trace
+    def login(**fields):
+        return "done"
+
+    entries = [{"name": "sid", "value": WORDS * 4}]
+    with recording() as rec:
+        with trajectory(step=1, sample_index=1):
+            login(cookies=entries)
+            login(deep={"api_key": {"list": entries}})
+            chat(entries)
+            chat([*entries, {"more": 1}])
+            login(**{"a\x00b": entries})
+            login(**{"a\x00b": [*entries, {"more": 2}]})
+        found = rec.trajectory()
+    assert not any(span.incomplete for span in found.spans)
+    assert [span.inputs for span in found.spans[1:]] == [
+        {"cookies": "⟨redacted⟩"},
+        {"deep": {"api_key": "⟨redacted⟩"}},
+        {"messages": entries},
+        {"messages": [*entries, {"more": 1}]},
+        {"a␀b": entries},
+        {"a␀b": [*entries, {"more": 2}]},
+    ]
+
+
 def test_messages_with_token_ids_are_read_as_before():
     """Which ids are the turn's depends on all messages, so nothing of them is left out."""
     with recording() as rec:

@@ -433,12 +433,9 @@ def test_status_says_whether_a_follower_is_at_work(tmp_path: Path, cli: Cli) -> 
 
 
 def test_facts_about_rollouts_that_are_not_here_are_counted(tmp_path: Path, cli: Cli) -> None:
-    attach = getattr(trackway, "attach", None)
-    if attach is None:
-        pytest.skip("nothing can be attached yet")
     path = tmp_path / "store"
     trackway.configure(store=path, sync="off")
-    attach("7/7/0", trained_step=8)
+    trackway.attach("7/7/0", trained_step=8)
     trackway.shutdown()
     assert "\nattached   1 time to a rollout that is not here\n" in cli("status", "--store", str(path)).out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from itertools import groupby
@@ -19,6 +20,9 @@ from .scope import Scope
 if TYPE_CHECKING:
     from .recorder import Recorder
 
+log = logging.getLogger("trackway")
+
+_told = False
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _NO_REASON = "no reason given"
 
@@ -42,7 +46,7 @@ def attach(
     of a rollout that never was recorded stays in the store and is counted there.
 
     It never raises: a value that cannot be read as described here is left out, which is said once as a
-    warning and noted on the rollout. Where nothing is recorded in this process, it does nothing.
+    warning and noted on the rollout. Where nothing is recorded in this process, it only says so.
 
     Sequences are lists, tuples, numpy arrays or torch tensors of shape (n,) or (1, n); a tensor that lies
     elsewhere is copied over, which waits for what its device is doing. They have one value for each token
@@ -64,6 +68,13 @@ def attach(
     """
     recorder = runtime.get()
     if recorder is None:
+        global _told
+        if not _told:
+            _told = True
+            log.warning(
+                "attach() does nothing in this process, which records nothing: call "
+                "trackway.configure(store=...) with the store of the rollouts, or set TRACKWAY_STORE"
+            )
         return
     facts = {
         "rewards": rewards,

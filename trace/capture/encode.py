@@ -139,7 +139,7 @@ class SpanEncoder:
             "traceId": f"{scope.trace_id:032x}",
             "spanId": f"{scope.span_id:016x}",
             "parentSpanId": "" if scope.parent_id is None else f"{scope.parent_id:016x}",
-            "name": snapshot.text(scope.name),
+            "name": self._payload.text(scope.name),
             "kind": 1,
             "startTimeUnixNano": str(scope.start_ns),
             "endTimeUnixNano": str(scope.end_ns or 0),
@@ -149,7 +149,10 @@ class SpanEncoder:
     def _span(self, scope: Scope, attributes: dict[str, Any]) -> dict[str, Any]:
         code = otlp.UNSET
         description = ""
-        events = [_event(name, time_ns, facts) for name, time_ns, facts in list(scope.events or ())]
+        events = [
+            _event(name, time_ns, {key: self._payload.attribute(key, value) for key, value in facts.items()})
+            for name, time_ns, facts in list(scope.events or ())
+        ]
         if scope.failure is not None:
             code = otlp.ERROR
             description = f"{scope.failure.type}: {self._payload.text(scope.failure.message)}"
@@ -170,7 +173,7 @@ class SpanEncoder:
 
     def _identity(self, scope: Scope, attributes: dict[str, Any]) -> None:
         attributes[semconv.OPERATION] = _OPERATIONS.get(scope.kind, scope.kind)
-        name = snapshot.text(scope.name)
+        name = self._payload.text(scope.name)
         if scope.kind == "tool":
             attributes[semconv.TOOL_NAME] = name
         elif scope.kind in ("rollout", "trajectory"):

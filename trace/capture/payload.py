@@ -80,12 +80,15 @@ class PayloadFormat:
             return self.json(value, found), []
         self._breathe()
         payload = {"": orjson.loads(value)}
-        bases = parts.cut_lists(payload, span_id, which)
+        bases = parts.cut_lists(payload, span_id, which, self._changes)
         self._breathe()
         if self._needs_care(orjson.dumps(payload[""]) if bases else value):
             payload[""] = self._walk(payload[""], found)
         bases += parts.cut_texts(payload, span_id, which)
         return orjson.dumps(payload[""]).decode(), bases
+
+    def _changes(self, name: str, value: Any) -> bool:
+        return snapshot.clean(name) != name or self._redactor.is_secret_name(name, value)
 
     def field(self, name: str, value: Snapshot) -> str:
         """Give the snapshot of a named value as JSON text."""
@@ -97,6 +100,8 @@ class PayloadFormat:
         """Give an attribute that other instrumentation has set."""
         if self._redactor.is_secret_name(name, value):
             return MASK
+        if isinstance(value, (tuple, list)):
+            return [self.text(item) if isinstance(item, str) else item for item in value]
         return self.text(value) if isinstance(value, str) else value
 
     def text(self, text: str) -> str:

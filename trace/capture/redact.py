@@ -20,7 +20,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (
         ("sk-",),
         0,
-        r"\bsk-(?=[A-Za-z_\-]*[0-9])[A-Za-z0-9_\-]{8,}",
+        r"\bsk-(?=[A-Za-z_\-]{0,200}[0-9])[A-Za-z0-9_\-]{8,}",
     ),  # OpenAI, Anthropic; no "sk-learn-contrib"
     (("hf_", "ghp_", "gho_", "ghs_", "ghu_"), 0, r"\b(?:hf|ghp|gho|ghs|ghu)_[A-Za-z0-9]{10,}"),
     (("glpat-", "xox"), 0, r"\b(?:glpat|xox[abprs])-[A-Za-z0-9_\-]{10,}"),

@@ -7,7 +7,7 @@ stored as what it adds, with a reference to the span that holds the beginning. O
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -40,19 +40,22 @@ class SharedParts:
         self._new_lists: dict[bytes, tuple[Place, int, int]] = {}
         self._new_texts: dict[tuple[str, Path], tuple[str, int, bytes]] = {}
 
-    def cut_lists(self, value: dict[str, Any], span_id: str, which: str) -> list[Base]:
+    def cut_lists(
+        self, value: dict[str, Any], span_id: str, which: str, changes: Callable[[str, Any], bool]
+    ) -> list[Base]:
         """Take the beginnings of lists that are known already out of a payload.
 
         Args:
             value: the payload as plain values, in a dict under the name ``""``; lists are replaced in place.
             span_id: the span whose payload it is.
             which: ``input`` or ``output``.
+            changes: says of a field whether it is stored under another name, or something in its place.
 
         Returns:
             What was taken out, and where it stands.
         """
         bases: list[Base] = []
-        for holder, name, path in list(_parts(value, list)):
+        for holder, name, path in list(_parts(value, list, changes)):
             items = holder[name]
             known: tuple[Place, int, int] | None = None
             digest, size = b"", 0
@@ -72,7 +75,7 @@ class SharedParts:
     def cut_texts(self, value: dict[str, Any], span_id: str, which: str) -> list[Base]:
         """Do the same for texts, which must be as they are stored: secrets masked, too long ones cut."""
         bases: list[Base] = []
-        for holder, name, path in list(_parts(value, str)):
+        for holder, name, path in list(_parts(value, str, lambda name, part: False)):
             text = holder[name]
             if len(text) < _LEAST:
                 continue
@@ -101,13 +104,17 @@ def _digest(data: bytes, before: bytes = b"") -> bytes:
     return blake2b(data, digest_size=16, key=before).digest()
 
 
-def _parts(holder: dict[str, Any], kind: type, path: Path = ()) -> Iterator[tuple[dict[str, Any], str, Path]]:
+def _parts(
+    holder: dict[str, Any], kind: type, changes: Callable[[str, Any], bool], path: Path = ()
+) -> Iterator[tuple[dict[str, Any], str, Path]]:
     """Give the texts, or the lists of messages, in nested dicts: each with its dict, its name, its path."""
     for name, part in holder.items():
         here = (*path, name)
+        if changes(name, part):
+            continue
         if isinstance(part, dict):
             if len(here) < _DEPTH:
-                yield from _parts(part, kind, here)
+                yield from _parts(part, kind, changes, here)
         elif isinstance(part, kind) and (isinstance(part, str) or _is_conversation(part)):
             yield holder, name, here[1:]
 

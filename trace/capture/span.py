@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from opentelemetry.trace import Span, SpanContext, TraceFlags
@@ -26,7 +26,7 @@ SpanEvent = tuple[str, int, "Mapping[str, Any]"]
 
 
 class RecordedSpan(Span):
-    """An open span, and what others put on it.
+    """A span, and what others put on it, who may give anything: what is no name, value or time is left out.
 
     Its ids come from the operating system: a trainer seeds ``random``, and ids drawn from it would repeat.
 
@@ -59,13 +59,13 @@ class RecordedSpan(Span):
         return self.end_ns is None
 
     def set_attribute(self, key: str, value: Any) -> None:
-        if self.end_ns is None:
+        if self.end_ns is None and isinstance(key, str):
             if self.attributes is None:
                 self.attributes = {}
             self.attributes[key] = _fixed(value)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        for key, value in attributes.items():
+        for key, value in _items(attributes):
             self.set_attribute(key, value)
 
     def add_event(
@@ -74,8 +74,11 @@ class RecordedSpan(Span):
         if self.end_ns is None:
             if self.events is None:
                 self.events = []
-            facts = {key: _fixed(value) for key, value in (attributes or {}).items()}
-            self.events.append((name, timestamp or time.time_ns(), facts))
+            facts = {key: _fixed(value) for key, value in _items(attributes) if isinstance(key, str)}
+            self.events.append((snapshot.text(name), _moment(timestamp), facts))
+
+    def add_link(self, context: SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
+        """Do nothing: a trajectory is one trace, whose spans have parents."""
 
     def record_exception(
         self,
@@ -86,13 +89,13 @@ class RecordedSpan(Span):
     ) -> None:
         facts = {
             semconv.EXCEPTION_TYPE: type(exception).__qualname__,
-            semconv.EXCEPTION_MESSAGE: str(exception),
-            **(attributes or {}),
+            semconv.EXCEPTION_MESSAGE: snapshot.message(exception),
+            **dict(_items(attributes)),
         }
         self.add_event(semconv.EXCEPTION_EVENT, facts, timestamp)
 
     def update_name(self, name: str) -> None:
-        if self.end_ns is None:
+        if self.end_ns is None and isinstance(name, str):
             self.name = name
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
@@ -100,11 +103,22 @@ class RecordedSpan(Span):
 
     def end(self, end_time: int | None = None) -> None:
         if self.end_ns is None:
-            self.end_ns = end_time or time.time_ns()
+            self.end_ns = _moment(end_time)
 
 
 def _fixed(value: Any) -> Any:
     """Give a value that nobody changes any more."""
     if isinstance(value, _PLAIN):
         return value
-    return tuple(map(_fixed, value)) if isinstance(value, (list, tuple)) else snapshot.text(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(item if isinstance(item, _PLAIN) else snapshot.text(item) for item in value)
+    return snapshot.text(value)
+
+
+def _items(attributes: Mapping[str, Any] | None) -> Iterable[tuple[str, Any]]:
+    return attributes.items() if isinstance(attributes, Mapping) else ()
+
+
+def _moment(given: int | None) -> int:
+    # What others give may be no time at all; a line with one could not be read.
+    return given if type(given) is int and 0 < given < 2**63 else time.time_ns()

@@ -69,7 +69,10 @@ class Writer:
         # A collected generator, or a signal handler, may record in the middle of recording: hence reentrant.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
-        self._wake = threading.Event()
+        # Held while there is nothing to do at once. A bare lock, since an Event is not reentrant: a collected
+        # generator that records while somebody is inside of its set() would wait for itself.
+        self._nothing_urgent = threading.Lock()
+        self._nothing_urgent.acquire()
         self._written = threading.Condition()
         self._expired: deque[tuple[Scope, str]] = deque()
         self._given_up = self._given_up_written = 0
@@ -135,7 +138,7 @@ class Writer:
             self._queue.append(queued)
             self.recorded += 1
         if self._queued_bytes > self._max_bytes // 2:
-            self._wake.set()
+            self._wake()
         return True
 
     def expire(self, scope: Scope, reason: str) -> None:
@@ -152,16 +155,24 @@ class Writer:
             self._save_counters()
 
     def _has_room(self, size: int) -> bool:
-        if not self._queued_bytes or self._queued_bytes + size <= self._max_bytes or self._closed:
+
+        def fits() -> bool:
+            return not self._queued_bytes or self._queued_bytes + size <= self._max_bytes or self._closed
+
+        if fits():
             self._stuck = False
             return True
-        self._wake.set()
+        if threading.current_thread() is self._thread:
+            return True  # something that was collected here: nobody else makes room
+        self._wake()
         self._was_full = True
         if not self._stuck:
-            self._stuck = not self._room.wait_for(
-                lambda: self._queued_bytes + size <= self._max_bytes or self._closed, self._patience
-            )
+            self._stuck = not self._room.wait_for(fits, self._patience)
         return not self._stuck
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it is awake
+            self._nothing_urgent.release()
 
     def _drop(self, reason: str, count: int = 1) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
@@ -171,7 +182,7 @@ class Writer:
         with self._lock:
             recorded, given_up = self.recorded, self._given_up
             self._asked, self._goal = True, recorded
-        self._wake.set()
+        self._wake()
 
         def done() -> bool:
             return self._closed or (self._settled() >= recorded and self._given_up_written >= given_up)
@@ -197,7 +208,7 @@ class Writer:
             self._closed = True
             self._room.notify_all()
         self._closing = True
-        self._wake.set()
+        self._wake()
         self._thread.join(timeout)
         if not self._thread.is_alive():
             return True
@@ -223,8 +234,7 @@ class Writer:
     def _run(self) -> None:
         next_look = time.monotonic() + HOUSEKEEPING
         while True:
-            self._wake.wait(0 if self._queue else INTERVAL)
-            self._wake.clear()
+            self._nothing_urgent.acquire(timeout=0 if self._queue else INTERVAL)
             closing = self._closing
             try:
                 # A queue that is never empty must not keep it from what else there is to do.

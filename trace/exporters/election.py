@@ -120,6 +120,14 @@ def stand_back() -> None:
         log.debug("the priority stays as it is: %s", error)
 
 
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+
 class Supervisor:
     """Keeps a follower at work; one that cannot live is started again less and less often.
 
@@ -152,6 +160,15 @@ class Supervisor:
             return
         if now < self._not_before or not store.is_dir():
             return
+        if self._pause and not self._said:
+            self._said = True
+            log.warning(
+                "the process that exports from %s ended at once, and is started again now and then; "
+                "everything stays in the store. Its last words in %s: %s",
+                store,
+                store / "sync.log",
+                _last_line(store / "sync.log") or "none",
+            )
         if not (store / CONFIG).exists():  # the store was deleted, and made again by the writer
             save_settings(self._config)
         self._pause = min(max(_FIRST_PAUSE, 2 * self._pause), _LONGEST_PAUSE)
