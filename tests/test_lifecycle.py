@@ -274,7 +274,7 @@ def test_open_spans_are_encoded_once_however_long_they_stay_open(monkeypatch: py
     encode_open = encode.SpanEncoder.encode_open
 
     def counted(self: Any, scope: Any) -> bytes:
-        encoded.append(scope.span.name)
+        encoded.append(scope.name)
         return encode_open(self, scope)
 
     monkeypatch.setattr(encode.SpanEncoder, "encode_open", counted)
