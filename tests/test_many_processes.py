@@ -354,3 +354,21 @@ def test_a_run_of_many_processes_is_warned_when_each_may_have_a_store_of_its_own
     assert done.returncode == 0
     assert done.stderr.count("this run has 16 processes and its store has no name") == warnings
     assert done.stderr.count(str(tmp_path)) == warnings
+
+
+@pytest.mark.slow
+def test_a_follower_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        sys.executable = "/nonexistent/python"
+        trackway.configure(store="store", backend="mlflow")
+        with trajectory(step=1, sample_index=1): call(1)
+        trackway.flush(4)
+        """,
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("ended at once") == 1
+    assert "/nonexistent/python" in done.stderr
+    status = open_store(tmp_path / "store").status()
+    assert (status.recorded, status.exported, status.pending) == (2, 0, 2)

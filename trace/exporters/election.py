@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ..config import TraceConfig
-from ..store import CONFIG, locks
+from ..store import CONFIG, cursors, locks
 from .settings import save_settings
 
 log = logging.getLogger("trackway.sync")
@@ -139,7 +139,7 @@ class Supervisor:
         self._config = config
         self._pause = 0.0
         self._started = self._not_before = float("-inf")
-        self._said = False
+        self._seen = self._said = False
 
     def look(self) -> None:
         """Start a follower where there is none; to be called every now and then."""
@@ -155,19 +155,22 @@ class Supervisor:
     def _look(self) -> None:
         store, now = self._config.store, time.monotonic()
         if is_followed(store):
+            self._seen = True
             if now - self._started > _LONGEST_PAUSE:
                 self._pause = 0.0
             return
         if now < self._not_before or not store.is_dir():
             return
-        if self._pause and not self._said:
+        # One that comes to work is seen, or at least has made the cursors.
+        never_came = self._pause and not (self._said or self._seen or (store / cursors.FILE).exists())
+        if never_came and (words := _last_line(store / "sync.log")):
             self._said = True
             log.warning(
                 "the process that exports from %s ended at once, and is started again now and then; "
                 "everything stays in the store. Its last words in %s: %s",
                 store,
                 store / "sync.log",
-                _last_line(store / "sync.log") or "none",
+                words,
             )
         if not (store / CONFIG).exists():  # the store was deleted, and made again by the writer
             save_settings(self._config)
