@@ -288,3 +288,49 @@ print(handled)
     status = trackway.open_store(tmp_path / "store").status()
     assert status.recorded == 20_001 + int(done.stdout) > 20_001
     assert status.dropped == 0
+
+
+@pytest.mark.parametrize("threshold", [7, 100])
+def test_what_the_garbage_collector_ends_disturbs_no_rollout(tmp_path, threshold):
+    """Generators that were forgotten in the middle are closed at any moment, also inside of recording."""
+    program = """
+import gc, sys, threading
+import trackway
+
+trackway.configure(store=sys.argv[1], sync="off")
+
+@trackway.tool_trace
+def items(number):
+    yield number
+    yield number
+
+@trackway.llm_trace
+def work(number):
+    return number
+
+def roll(base):
+    for sample in range(base, base + 5):
+        with trackway.trajectory(step=1, sample_index=sample):
+            for number in range(100):
+                cycle = [items(number)]
+                next(cycle[0])
+                cycle.append(cycle)
+                del cycle
+                work(number)
+
+gc.set_threshold(int(sys.argv[2]), 2, 2)
+threads = [threading.Thread(target=roll, args=(base,)) for base in (0, 10, 20)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+for _ in range(3):
+    trackway.flush()  # the writer's thread may be collecting, which nobody else does meanwhile
+    gc.collect()
+"""
+    store = tmp_path / "store"
+    command = [sys.executable, "-X", "faulthandler", "-c", program, str(store), str(threshold)]
+    done = subprocess.run(command, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "outside of any trajectory" not in done.stderr
+    found = trackway.open_store(store)
+    assert found.status().dropped == 0
+    assert [len(found.load(item.trace_id).spans) for item in found.query()] == [201] * 15

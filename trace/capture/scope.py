@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Iterable
@@ -257,13 +260,17 @@ class Scope(RecordedSpan):
         return self._context
 
     def enter(self) -> None:
-        self._left = False
         self._before = _current.get()
-        _current.set(self)
         self._otel_before = otel_context.get_current()
-        otel_context.attach(self.context)
+        self._left = _is_collecting()
+        if not self._left:
+            _current.set(self)
+            otel_context.attach(self.context)
 
     def leave(self) -> None:
+        if _is_collecting():
+            self._left = True
+            return
         # Not by token: a generator or a block may be closed in another task, whose own state must stay.
         before, otel_before = self._before, self._otel_before
         while isinstance(before, (Scope, NotSampled)) and before._left:
@@ -340,11 +347,15 @@ class NotSampled:
         self._left = False
 
     def enter(self) -> None:
-        self._left = False
         self._before = _current.get()
-        _current.set(self)
+        self._left = _is_collecting()
+        if not self._left:
+            _current.set(self)
 
     def leave(self) -> None:
+        if _is_collecting():
+            self._left = True
+            return
         before = self._before
         while isinstance(before, (Scope, NotSampled)) and before._left:
             before = before._before
@@ -368,6 +379,28 @@ class NotSampled:
 
 _current: ContextVar[Scope | Elsewhere | NotSampled | None] = ContextVar("trackway", default=None)
 _run: ContextVar[str | None] = ContextVar("trackway-run", default=None)
+
+
+_collector = 0
+"""The thread on which the garbage collector runs now."""
+
+
+def _note_collection(phase: str, _: dict[str, int]) -> None:
+    global _collector
+    _collector = threading.get_ident() if phase == "start" else 0
+
+
+def _is_collecting() -> bool:
+    """Say whether this is the end of something that the garbage collector has found.
+
+    Before Python 3.12 it may run in the middle of a ``ContextVar.set``, and one more inside of that breaks it:
+    the first is lost, or memory is freed twice. So what ends here becomes current nowhere.
+    """
+    return _collector != 0 and _collector == threading.get_ident()
+
+
+if sys.version_info < (3, 12):
+    gc.callbacks.append(_note_collection)
 
 
 def current() -> Scope | Elsewhere | NotSampled | None:
