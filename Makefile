@@ -16,7 +16,8 @@ demo: $(VENV)/demo.done
 test: $(VENV)/dev.done
 	$(BIN)/python -m pytest
 
-slow: $(VENV)/dev.done
+# The benchmarks' peers are among what is tested.
+slow: $(VENV)/bench.done $(VERL)
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/dev.done

@@ -96,6 +96,7 @@ def test_all_spans_of_a_burst_are_found_in_the_journal(load: Load) -> None:
     assert own["grown"] > 0
 
 
+@pytest.mark.slow
 def test_small_bursts_of_the_batch_processor_are_kept(load: Load) -> None:
     peers = load("peers")
     if not peers.installed(peers.BATCH):

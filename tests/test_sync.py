@@ -26,7 +26,7 @@ from trackway.trace.exporters import build, destinations, sync
 from trackway.trace.store.assemble import from_readable
 from trackway.trace.testing import recording
 
-from .programs import wait_until
+from .programs import followers, wait_until
 
 
 @tool_trace
@@ -364,19 +364,6 @@ def test_a_follower_that_is_killed_is_replaced_by_another(tmp_path: Path) -> Non
     assert worker.returncode == 0
     wait_until_followed_to_the_end(store)
     assert len(traces(store)) == 6
-
-
-def followers(store: Path) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"sync" in words and os.fsencode(store) in words:
-            found.append(int(path.parent.name))
-    assert found
-    return found
 
 
 @pytest.mark.slow

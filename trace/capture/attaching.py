@@ -13,9 +13,9 @@ import orjson
 from .. import semconv
 from ..model import TrajectoryKey
 from . import runtime, snapshot
-from .encode import pack_floats
 from .rollouts import integer, key_of, score
 from .scope import Scope
+from .sequences import pack_floats
 
 if TYPE_CHECKING:
     from .recorder import Recorder

@@ -393,8 +393,8 @@ def _note_collection(phase: str, _: dict[str, int]) -> None:
 def _is_collecting() -> bool:
     """Say whether this is the end of something that the garbage collector has found.
 
-    Before Python 3.12 it may run in the middle of a ``ContextVar.set``, which one more inside of it breaks: the
-    first is lost, or memory is freed twice. So what ends here becomes current nowhere.
+    Before Python 3.12 it may run in the middle of a ``ContextVar.set``, and one inside of that breaks it: it
+    is lost, or memory is freed twice. So what ends here becomes current nowhere.
     """
     return _collector != 0 and _collector == threading.get_ident()
 
