@@ -14,7 +14,7 @@ demo: $(VENV)/demo.done
 	$(BIN)/trackway demo
 
 test: $(VENV)/dev.done
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # The benchmarks' peers are among what is tested.
 slow: $(VENV)/bench.done $(VERL)

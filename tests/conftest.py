@@ -10,8 +10,9 @@ from trackway.trace.capture import runtime
 
 
 def _forget_settings():
-    for name in [name for name in os.environ if name.startswith(("TRACKWAY_", "MLFLOW_", "OTEL_"))]:
-        del os.environ[name]
+    for name in list(os.environ):
+        if name.startswith(("TRACKWAY_", "MLFLOW_", "OTEL_")) or name == "COLUMNS":
+            del os.environ[name]
 
 
 _forget_settings()  # also for fixtures of a whole module

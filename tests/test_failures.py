@@ -282,3 +282,11 @@ def test_a_rollout_that_generates_is_not_warned_about(caplog):
         first, second = rec.trajectories()
     assert first.generations == second.generations == 1
     assert not [record for record in caplog.records if "llm_trace" in record.getMessage()]
+
+
+def test_what_a_rollout_brings_cannot_forge_or_steer_the_log(swallowing, caplog):
+    with recording(), trajectory(step=1, sample_index=1):
+        reward("1\n2026-01-01 ERROR trackway: all is lost\x1b[2J\u202e", object())
+    (message,) = (found.getMessage() for found in caplog.records if "reward" in found.getMessage())
+    assert r"1\n2026-01-01 ERROR trackway: all is lost\x1b[2J\u202e" in message
+    assert message.isprintable()

@@ -15,7 +15,7 @@ FOLDERS = ("trace", "decoders", "samplers", "viewers")
 
 # A module may import from its own level and from those above it in this list.
 LEVELS = [
-    ["trace.model", "trace.semconv", "trace.config", "trace.config_values"],
+    ["trace.model", "trace.semconv", "trace.printable", "trace.log", "trace.config", "trace.config_values"],
     ["decoders", "samplers", "trace.checks"],
     ["trace.capture", "trace.store"],
     ["trace.exporters", "trace.loggers", "trace.formats"],

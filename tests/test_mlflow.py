@@ -643,7 +643,7 @@ def test_traces_are_linked_to_their_run(destination: Destination, project: str) 
     database.close()
 
 
-@pytest.mark.parametrize("run", ["f" * 32, "no \ud800 run"])
+@pytest.mark.parametrize("run", ["f" * 32, "no \ud800 run"], ids=["unknown", "not text"])
 def test_a_run_that_does_not_exist_costs_only_the_link(
     destination: Destination, project: str, run: str
 ) -> None:

@@ -17,11 +17,12 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from trackway.trace.model import Event, Span, Status, Summary, ToolCall, Trajectory, TrajectoryKey, Turn
+from trackway.trace.printable import visible
 from trackway.trace.store import Destination, InFlight, StoreStatus, WriterStatus
 from trackway.viewers.state import Rates, status_view
 from trackway.viewers.tables import in_flight_table, table
 from trackway.viewers.terminal import replay
-from trackway.viewers.text import cut, fold, visible
+from trackway.viewers.text import cut, fold
 
 START = 1_767_605_400_000_000_000  # 2026-01-05 09:30:00 UTC
 MS = 1_000_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
 import os
 import sqlite3
 import threading
@@ -22,10 +21,11 @@ from .capture.recorder import Recorder
 from .config import ConfigError, TraceConfig, load_config
 from .exporters import sync
 from .exporters.election import Supervisor, spawn
+from .log import logger
 from .store import Store, StoreError, StoreStatus, open_store
 from .store.cursors import Cursors, cursor_name
 
-log = logging.getLogger("trackway")
+log = logger()
 
 SHUTDOWN = 10.0
 """Seconds that the end of the process may wait for the writer."""

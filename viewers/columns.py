@@ -11,7 +11,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
-from .text import fold, visible
+from trackway.trace.printable import visible
+
+from .text import fold
 from .words import DIM, encodable, error_text
 
 GAP = 2

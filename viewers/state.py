@@ -13,8 +13,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.measure import Measurement
 from rich.text import Text
 
+from trackway.trace.printable import visible
+
 from .columns import GAP, Column, Columns, one_line
-from .text import fold, visible
+from .text import fold
 from .words import DIM, age, count, encodable, process, rate, size
 
 if TYPE_CHECKING:
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 
 _MAX_ERROR = 500
 _MAX_PROGRAM = 40
-_MAX_ALIVE, _MAX_ENDED = 12, 3
+_MAX_ALIVE, _MAX_DIED, _MAX_ENDED = 12, 5, 3
 """Processes that get a line of their own."""
+_RECORDING, _DIED, _ENDED = ("recording", "green"), ("DIED", "bold red"), ("ended", DIM)
 
 
 @dataclass(frozen=True)
@@ -101,14 +104,18 @@ def _facts(
     if status.died:
         held.append(f"{status.died:,} died")
     yield "holds", Text(", ".join([*held, size(status.bytes)]))
-    yield "processes", Text(f"{status.writers_alive:,} recording now, {status.writers_dead:,} ended")
+    ended = status.writers_dead - status.writers_died
+    processes = Text(f"{status.writers_alive:,} recording now, {ended:,} ended")
+    if status.writers_died:
+        processes.append(f", {status.writers_died:,} DIED")
+    yield "processes", processes
     yield "spans", _balance(status)
     if rates is not None:
         yield "each second", Text(f"{rate(rates.recorded)} spans, {size(round(rates.bytes))}")
     for reason, number in status.dropped_by_reason.items():
         yield "dropped", Text(f"{number:,} {visible(reason, newlines=False)}", "yellow")
     if status.torn_lines:
-        yield "torn", Text(f"{count(status.torn_lines, 'line')} that a crash left unreadable", "yellow")
+        yield "torn", Text(f"{count(status.torn_lines, 'line')} cut short by a crash or a full disk", "yellow")
     if status.troubles:
         troubles = f"{count(status.troubles, 'failure')} while recording; the log of the training tells more"
         yield "trouble", Text(troubles, "yellow")
@@ -166,14 +173,19 @@ def _last_errors(status: StoreStatus) -> Iterator[Text]:
 
 
 def _processes(writers: Sequence[WriterStatus], now_ns: int) -> Columns:
-    """Those that live, the one that was silent longest first; those that ended, in one line when many."""
-    alive = sorted((each for each in writers if each.alive), key=lambda each: each.last_wrote_ns or 0)
-    ended = sorted((each for each in writers if not each.alive), key=lambda each: each.last_wrote_ns or 0)
-    rows = [_process(each, now_ns) for each in alive[:_MAX_ALIVE]]
+    """Those that live, the one that was silent longest first; those that died, the last one first; those that
+    ended, in one line when many."""
+    ordered = sorted(writers, key=lambda each: each.last_wrote_ns or 0)
+    alive = [each for each in ordered if each.alive]
+    died = [each for each in reversed(ordered) if each.died]
+    ended = [each for each in ordered if not each.alive and not each.died]
+    rows = [_process(each, now_ns) for each in (*alive[:_MAX_ALIVE], *died[:_MAX_DIED])]
     if len(alive) > _MAX_ALIVE:
-        rows.append(_together(alive[_MAX_ALIVE:], "more", now_ns))
+        rows.insert(_MAX_ALIVE, _together(alive[_MAX_ALIVE:], "more", now_ns))
+    if len(died) > _MAX_DIED:
+        rows.append(_together(died[_MAX_DIED:], "more", now_ns))
     if len(ended) > _MAX_ENDED:
-        rows.append(_together(ended, "ended", now_ns))
+        rows.append(_together(ended, "others" if alive or died else "processes", now_ns))
     else:
         rows += [_process(each, now_ns) for each in ended]
     names, programs, states, recorded, dropped, running, wrote = (
@@ -199,14 +211,17 @@ def _process(writer: WriterStatus, now_ns: int) -> tuple[Text, ...]:
     return (
         Text(process(writer.pid, writer.host, writer.name)),
         Text(one_line(program.name, _MAX_PROGRAM), DIM),
-        Text("alive", "green") if writer.alive else Text("ended", DIM),
+        _state(writer),
         *_numbers([writer], now_ns),
     )
 
 
 def _together(writers: Sequence[WriterStatus], word: str, now_ns: int) -> tuple[Text, ...]:
-    state = Text("alive", "green") if writers[0].alive else Text("ended", DIM)
-    return Text(f"{len(writers):,} {word}", DIM), Text(""), state, *_numbers(writers, now_ns)
+    return Text(f"{len(writers):,} {word}", DIM), Text(""), _state(writers[0]), *_numbers(writers, now_ns)
+
+
+def _state(writer: WriterStatus) -> Text:
+    return Text(*(_RECORDING if writer.alive else _DIED if writer.died else _ENDED))
 
 
 def _numbers(writers: Sequence[WriterStatus], now_ns: int) -> Iterator[Text]:

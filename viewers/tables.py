@@ -11,9 +11,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trackway.trace.model import Kind, Summary
+from trackway.trace.printable import visible
 
 from .columns import Column, Columns, one_line
-from .text import visible
 from .words import DIM, STATUS, age, aligned, count, duration, process, when
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from rich.text import Text
 
 from trackway.trace import semconv
 from trackway.trace.model import Span, ToolCall, Trajectory, Turn
+from trackway.trace.printable import visible
 
-from .text import cut, fold, visible
+from .text import cut, fold
 from .words import DIM, STATUS, count, duration, encodable, error_text, number, when
 
 MAX_CHARS = 2000

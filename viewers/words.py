@@ -6,8 +6,7 @@ import re
 from datetime import datetime
 
 from trackway.trace.model import Status
-
-from .text import visible
+from trackway.trace.printable import visible
 
 DIM = "dim"
 STATUS: dict[Status, tuple[str, str]] = {

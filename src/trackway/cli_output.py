@@ -52,14 +52,14 @@ def leave_stdout() -> None:
 
 def tell(text: str) -> None:
     """Print a line, made safe."""
-    from trackway.viewers.text import visible
+    from trackway.trace.printable import visible
 
     write(f"{visible(text)}\n")
 
 
 def say(text: str) -> None:
     """Print a line on stderr, made safe."""
-    from trackway.viewers.text import visible
+    from trackway.trace.printable import visible
 
     print(visible(text), file=sys.stderr)
 

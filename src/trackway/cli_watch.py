@@ -18,9 +18,9 @@ from rich.segment import SegmentLines
 from rich.text import Text
 
 from trackway.trace.exporters.sync import is_followed
+from trackway.trace.printable import visible
 from trackway.trace.store import Store, StoreError, StoreStatus, WriterStatus, journal, open_store
 from trackway.viewers.state import Rates, status_view
-from trackway.viewers.text import visible
 from trackway.viewers.words import DIM, encodable, process
 
 from .cli_output import print_view, write

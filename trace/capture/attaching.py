@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping
 from itertools import groupby
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from .. import semconv
+from ..log import logger
 from ..model import TrajectoryKey
 from . import runtime, snapshot
 from .rollouts import integer, key_of, score
@@ -20,7 +20,7 @@ from .sequences import pack_floats
 if TYPE_CHECKING:
     from .recorder import Recorder
 
-log = logging.getLogger("trackway")
+log = logger()
 
 _told = False
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")

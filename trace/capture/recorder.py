@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trackway.samplers import HeadSampler
 
 from .. import semconv
+from ..log import logger
 from .calls import Call, Target
 from .scope import NotSampled, Rollout, Scope, carried_run, current
 from .writer import Writer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..config import TraceConfig
     from ..model import TrajectoryKey
 
-log = logging.getLogger("trackway")
+log = logger()
 
 SCHEMA_VERSION = 1
 

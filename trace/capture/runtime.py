@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from ..log import logger
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -59,7 +60,7 @@ def _start() -> None:
         try:
             starter()
         except Exception as error:
-            logging.getLogger("trackway").error("nothing is recorded in this process: %s", error)
+            logger().error("nothing is recorded in this process: %s", error)
         finally:
             _starting = False
             if _starter is starter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -10,10 +9,11 @@ import time
 from pathlib import Path
 
 from ..config import TraceConfig
+from ..log import logger
 from ..store import CONFIG, cursors, locks
 from .settings import save_settings
 
-log = logging.getLogger("trackway.sync")
+log = logger("trackway.sync")
 
 LOCK = "sync.lock"
 NICE = 10

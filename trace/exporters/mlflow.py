@@ -11,7 +11,6 @@ commits; the first way in one transaction: 8, with one commit. This last one is 
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from ..capture.snapshot import clean
+from ..log import logger
 from ..model import Trajectory
 from .mlflow_payload import LATER_TAGS, Reward, TracePayload, payload_of
 from .mlflow_store import check_server, embedded_uri, one_transaction, open_store, public, tracking_uri
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MlflowExporter", "tracking_uri"]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 SOURCE = "trackway"
 """Who gives the feedback that rewards become."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import ssl
 import urllib.error
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..log import logger
 from ..store import locks
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _announced: set[str] = set()
 

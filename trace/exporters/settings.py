@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -14,9 +13,10 @@ from typing import Any
 import orjson
 
 from ..config import TraceConfig, from_dict, to_dict
+from ..log import logger
 from ..store import CONFIG, StoreError, journal, locks
 
-log = logging.getLogger("trackway")
+log = logger()
 
 _PATIENCE = 10.0
 """Seconds to wait for another process that saves its settings."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..config import TraceConfig
+from ..log import logger
 from ..store import Store, journal, locks, open_store
 from ..store.cursors import Cursors, cursor_name
 from .destinations import Destination, Sizes
@@ -31,7 +32,7 @@ __all__ = [
     "save_settings",
 ]
 
-log = logging.getLogger("trackway.sync")
+log = logger("trackway.sync")
 
 BATCH = 50
 """Trajectories handed over at once."""

@@ -172,9 +172,9 @@ async def _then(work: Coroutine[Any, Any, None], done: Callable[[], None]) -> No
 
 
 def _show(console: Console, store: Store, status: StoreStatus, rows: list[Summary]) -> None:
+    from trackway.trace.printable import visible
     from trackway.viewers.tables import table
     from trackway.viewers.terminal import replay
-    from trackway.viewers.text import visible
 
     if not rows:
         _say(console, "Nothing was recorded: a TRACKWAY_* variable leaves every one of these rollouts out.")
