@@ -2,11 +2,14 @@
 Trackway's own raised instead of swallowed."""
 
 import os
+import sys
 
 import pytest
 
 import trackway
 from trackway.trace.capture import runtime
+
+from .programs import Result
 
 
 def _forget_settings():
@@ -32,3 +35,19 @@ def _nothing_from_outside(monkeypatch):
 def swallowing(monkeypatch):
     """Let failures inside Trackway be swallowed, as outside of tests."""
     monkeypatch.delenv("TRACKWAY_STRICT")
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run the ``trackway`` command in this process."""
+    from trackway.cli import main
+
+    def run(*args: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["trackway", *args])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        code = stop.value.code
+        return Result(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return run

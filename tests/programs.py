@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from trackway import open_store
 from trackway.trace.exporters.sync import is_followed
@@ -32,6 +32,20 @@ def say(number):  # that the call with this number has ended
     os.write(1, b"%d\\n" % number)
 """
 """What every program begins with. One that wants to record calls ``trackway.configure``."""
+
+T = TypeVar("T")
+
+
+class Result(NamedTuple):
+    """How a command ended that was run in this process, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Result]
+"""Runs the ``trackway`` command in this process; the fixture ``cli`` gives it."""
 
 _numbers = count()
 
@@ -98,11 +112,11 @@ def order(process: subprocess.Popen[str], text: str) -> str:
     return line(process)
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for something that must happen; a minute is far more than it needs."""
+def wait_until(look: Callable[[], T | None]) -> T:
+    """Wait for something that must happen, and give it; a minute is far more than it needs."""
     for _ in range(1200):
-        if condition():
-            return
+        if found := look():
+            return found
         time.sleep(0.05)
     raise AssertionError("it did not happen")
 

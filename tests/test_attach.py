@@ -213,7 +213,8 @@ def test_a_replay_shows_it_in_its_head() -> None:
         with console.capture() as captured:
             console.print(replay(one(recorded)))
     lines = captured.get().splitlines()
-    assert "trained     step 12 · mean advantage 3 · mean return 0.5" in lines
+    assert "trained     step 12" in lines
+    assert "attached    mean advantage 3 · mean return 0.5" in lines
     assert "discarded   [b]old\\x1b[1m" in lines
 
 

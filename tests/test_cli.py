@@ -14,15 +14,16 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trackway
-from trackway.cli import main
 from trackway.trace.store.cursors import Cursors
+
+from .programs import Cli, Result
 
 HOSTILE = "[red]x[/INST]\x1b[2J\x9b\rEVIL\u202e"
 LONG_ID = "a sample id / as long as a path / " * 3
@@ -79,28 +80,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-Cli = Callable[..., Result]
-
-
 @pytest.fixture
-def cli(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+def cli(cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Run the command in this process, on the store above."""
     monkeypatch.setenv("TRACKWAY_STORE", str(store))
-
-    def run(*args: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["trackway", *args])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        code = stop.value.code
-        return Result(code if isinstance(code, int) else 0, *capsys.readouterr())
-
-    yield run
+    return cli
 
 
 def process(*args: str, store: Path | None = None, **env: str) -> subprocess.CompletedProcess[bytes]:
@@ -171,7 +155,7 @@ def test_ls_prints_a_line_for_each_trajectory_also_with_long_keys(cli: Cli) -> N
     for key in keys(cli("ls", "--json")):
         assert re.search(rf"^{re.escape(key)} ", shown, re.MULTILINE)
     assert re.search(r"^2/18/0 .* ERROR ", shown, re.MULTILINE)
-    assert "9 trajectories, 1 failed, mean reward 0.393 of 7 with a finite one" in shown
+    assert "9 trajectories, 1 failed, mean reward 0.393 (7 of 9 with a finite reward)" in shown
 
 
 def test_ls_says_when_a_table_would_be_too_long(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -628,6 +612,19 @@ def test_the_demo_tells_each_stage_and_pads_no_line(demo: Callable[..., Result])
     rows = [line for line in said if re.match(r"key  |─|(val/)?\d/\d/\d  |\d+ trajectories", line)]
     assert len(rows) > 14
     assert [line for line in rows if line != line.rstrip()] == []
+
+
+def test_the_replay_in_the_readme_has_the_lines_of_a_real_one(demo: Callable[..., Result], cli: Cli) -> None:
+    assert demo("--steps", "1").code == 0
+    shown = cli("show", "1/1/0", "--store", "trackway-store").out
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    excerpt = readme.partition("$ trackway show 1/1/0\n")[2].partition("\n```")[0]
+
+    def head(text: str) -> dict[str, str]:
+        return dict(re.findall(r"^(\w+) +(.*)", text.split("\n" + "─" * 80)[1], re.MULTILINE))
+
+    assert list(head(excerpt)) == list(head(shown))
+    assert head(excerpt)["experiment"] == head(shown)["experiment"]
 
 
 def test_the_demo_names_the_store_in_its_hints_only_where_it_must(demo: Callable[..., Result]) -> None:

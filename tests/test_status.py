@@ -24,9 +24,11 @@ import pytest
 import trackway
 from trackway import StoreError, open_store, tool_trace
 from trackway import trajectory as named
-from trackway.cli import main
 from trackway.trace.store import InFlight, Store, journal, status
 from trackway.trace.store.cursors import Cursors
+
+from .programs import Cli, run, wait_until
+from .programs import start as start_program
 
 HOSTILE = "[red]x[/]\x1b[2J\x9b\rEVIL\u202e"
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -98,29 +100,6 @@ while True:
 """
 
 
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-Cli = Callable[..., Result]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run the command in this process."""
-
-    def run(*args: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["trackway", *args])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        code = stop.value.code
-        return Result(code if isinstance(code, int) else 0, *capsys.readouterr())
-
-    return run
-
-
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[Any]]]:
     """Processes that are ended when the test is over."""
@@ -137,15 +116,6 @@ def start(processes: list[subprocess.Popen[Any]], code: str, cwd: Path) -> subpr
     return worker
 
 
-def wait_for(look: Callable[[], Any]) -> Any:
-    for _ in range(1200):
-        found = look()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it never came")
-
-
 def all_doing(store: Store, number: int) -> list[InFlight]:
     """Give what runs as soon as it is so many rollouts, and known of each what it does."""
 
@@ -153,8 +123,7 @@ def all_doing(store: Store, number: int) -> list[InFlight]:
         rows = store.in_flight()
         return rows if len(rows) == number and all(row.doing for row in rows) else None
 
-    found: list[InFlight] = wait_for(look)
-    return found
+    return wait_until(look)
 
 
 # --- what runs now ------------------------------------------------------------------------------------------
@@ -215,6 +184,9 @@ def test_what_runs_is_listed_with_what_it_does_and_after_a_kill_as_died(
     assert result.err == "no rollout runs; 3 died with their process: trackway ls --status died\n"
     for args in (["ls"], ["ls", "--status", "died"]):
         assert cli(*args, "--store", path).out.count(" DIED ") == 3
+    # When it ended nobody knows.
+    assert [row["duration_s"] for row in json.loads(cli("ls", "--json", "--store", path).out)] == [None] * 3
+    assert json.loads(cli("show", "4/s%2F1/0", "--json", "--store", path).out)["duration_s"] is None
     state = store.status()
     assert (state.in_flight, state.died, state.writers_alive, state.writers_dead) == (0, 3, 0, 1)
     store.close()
@@ -256,6 +228,7 @@ def test_a_hung_attempt_is_listed_beside_the_one_that_replaced_it(
     [
         (["ls", "--in-flight", "--status", "died"], "--status does not go with --in-flight"),
         (["ls", "--in-flight", "--newest"], "--newest does not go with --in-flight"),
+        (["ls", "--in-flight", "--all-attempts"], "--all-attempts does not go with --in-flight"),
         (["ls", "--in-flight", "--min-reward", "0"], "--min-reward does not go with --in-flight"),
         (["status", "--interval", "2"], "--interval says how often --watch looks"),
         (["status", "--watch", "--interval", "0"], "'--interval': 0 seconds: it is 0.1 or more"),
@@ -391,7 +364,7 @@ def test_each_writer_is_described(tmp_path: Path, cli: Cli) -> None:
     with named(step=2, sample_index=0):
         trackway.flush()
         store = open_store(path)
-        wait_for(store.in_flight)
+        wait_until(store.in_flight)
         # One that nothing has ended in yet is a trajectory as well.
         assert (store.status().trajectories, store.status().in_flight) == (4, 1)
         store.close()
@@ -413,6 +386,139 @@ def test_each_writer_is_described(tmp_path: Path, cli: Cli) -> None:
     store.close()
     # A file system's clock may be a tick behind.
     assert before - 10**8 < wrote[ended["name"]] <= wrote[alive["name"]] <= time.time_ns()
+
+
+@pytest.mark.parametrize(
+    ("ending", "died"),
+    [
+        ("", [False]),
+        ("sys.exit(3)", [False]),
+        ("raise ValueError", [False]),
+        ("trackway.shutdown(); os.kill(os.getpid(), signal.SIGKILL)", [False]),
+        ("os.kill(os.getpid(), signal.SIGKILL)", [True]),
+        ("os.kill(os.getpid(), signal.SIGTERM)", [True]),
+        ("os._exit(0)", [True]),
+        # A child that records nothing is no writer, one that does is one of its own.
+        ("os.fork() or os._exit(0); os.wait()", [False]),
+        ("os.fork() or (call(2), trackway.flush(), os._exit(0)); os.wait()", [False, True]),
+        ("os.fork() or (call(2), sys.exit()); os.wait()", [False, False]),
+        (
+            "import multiprocessing as many\n"
+            "child = many.get_context('fork').Process(target=call, args=(2,)); child.start(); child.join()",
+            [False, False],
+        ),
+    ],
+)
+def test_a_process_that_died_is_told_from_one_that_ended(
+    tmp_path: Path, cli: Cli, ending: str, died: list[bool]
+) -> None:
+    begin = 'trackway.configure(store="store", sync="off")\ncall(1)\ntrackway.flush()\n'
+    run(tmp_path, begin + ending)
+    path = str(tmp_path / "store")
+    facts = json.loads(cli("status", "--json", "--store", path).out)
+    assert sorted(each["died"] for each in facts["writers"]) == died
+    assert (facts["writers_dead"], facts["writers_died"]) == (len(died), sum(died))
+    shown = cli("status", "--store", path).out
+    assert f"\nprocesses  0 recording now, {died.count(False)} ended" in shown
+    assert (", 1 DIED\n" in shown) == any(died)
+    assert [len(re.findall(rf" {word} ", shown)) for word in ("DIED ", "ended ")] == [
+        sum(died),
+        died.count(False),
+    ]
+
+
+@pytest.mark.parametrize("counters", ["without the word", "none", "damaged"])
+def test_a_process_of_which_it_is_not_known_is_not_said_to_have_died(tmp_path: Path, counters: str) -> None:
+    code = 'trackway.configure(store="store", sync="off"); call(1); trackway.flush(); os._exit(0)'
+    run(tmp_path, code)
+    (path,) = (tmp_path / "store" / journal.FOLDER).glob("*.json")
+    facts = json.loads(path.read_text())
+    del facts["closed"]  # as an older version wrote it
+    if counters == "none":
+        path.unlink()
+    else:
+        path.write_text(json.dumps(facts if counters == "without the word" else {"closed": "no"}))
+    store = open_store(tmp_path / "store")
+    state = store.status()
+    assert [(each.alive, each.died) for each in state.writers] == [(False, False)]
+    assert (state.writers_dead, state.writers_died) == (1, 0)
+    store.close()
+
+
+def assert_adds_up(store: Store, cli: Cli) -> dict[int | None, int]:
+    """Compare the table of processes with the line above it; give what each process recorded, by its pid."""
+    state = store.status()
+    assert state.recorded == state.exported + state.pending + state.dropped
+    shown = cli("status", "--store", str(store.path)).out
+    assert f"\nspans      {state.recorded:,} recorded = " in shown
+    rows = re.findall(r"^\d+@.* (?:recording|ended|DIED) +(\d+) +(\d+) +(\d+) ", shown, re.MULTILINE)
+    assert len(rows) == len(state.writers)
+    assert [sum(map(int, column)) for column in zip(*rows, strict=True)] == [
+        state.recorded,
+        state.dropped,
+        state.in_flight,
+    ]
+    return {each.pid: each.recorded for each in state.writers}
+
+
+def test_the_table_of_processes_adds_up_to_the_line_above_it(tmp_path: Path, cli: Cli) -> None:
+    died = """
+        from pathlib import Path
+        trackway.configure(store="store", sync="off")
+
+        @trackway.tool_trace
+        def inner():  # ends after it was written down as open, and before that is written anew
+            while not any(b'"inner"' in path.read_bytes() for path in Path("store/journal").glob("*.open.*")):
+                time.sleep(0.02)
+
+        @trackway.rollout_trace
+        def outer():
+            call(1)
+            inner()
+            trackway.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        with trajectory(step=1, sample_index=0):
+            outer()
+    """
+    with start_program(tmp_path, died) as worker:
+        worker.communicate()
+    store = open_store(tmp_path / "store")
+    # call and inner have ended, outer and the trajectory died.
+    assert assert_adds_up(store, cli) == {worker.pid: 4}
+
+    told = """
+        trackway.configure(store="store", sync="off")
+        trackway.attach("1/0/0", trained_step=2)
+        trackway.attach("7/7/0", trained_step=2)
+        trackway.attach("7/7/1", trained_step=2)
+    """
+    with start_program(tmp_path, told) as trainer:
+        trainer.communicate()
+    assert assert_adds_up(store, cli) == {worker.pid: 4, trainer.pid: 1}
+    assert store.status().unmatched == 2
+
+    trackway.configure(store=store.path, sync="off", max_open_spans=1)
+
+    @tool_trace
+    def open_call() -> None:
+        trackway.flush()
+        # The trajectory around it was given up, and nothing has ended yet.
+        assert assert_adds_up(store, cli)[os.getpid()] == 1
+
+    with named(step=7, sample_index=7):
+        open_call()
+    trackway.flush()
+    assert assert_adds_up(store, cli) == {worker.pid: 4, trainer.pid: 2, os.getpid(): 2}
+    assert store.status().unmatched == 1
+    store.close()
+
+
+def test_a_process_that_records_has_not_died(tmp_path: Path, cli: Cli) -> None:
+    path = str(tmp_path / "store")
+    trackway.configure(store=path, sync="off")
+    assert re.search(rf"\n{os.getpid()}@\S+ .* recording +0 ", cli("status", "--store", path).out)
+    assert json.loads(cli("status", "--json", "--store", path).out)["writers_died"] == 0
 
 
 def test_status_says_whether_a_follower_is_at_work(tmp_path: Path, cli: Cli) -> None:
@@ -545,10 +651,10 @@ def test_watching_a_store_come_grow_vanish_and_come_back(
     second = start(processes, BUSY, tmp_path)
     screen.wait_for(rf"{second.pid}@\S+ began to record")
     second.kill()
-    seen = screen.wait_for(rf"{second.pid}@\S+ ended")
-    assert "1 recording now, 1 ended" in seen
+    seen = screen.wait_for(rf"{second.pid}@\S+ DIED")
+    assert "1 recording now, 0 ended, 1 DIED" in seen
     first.kill()
-    screen.wait_for("0 recording now, 2 ended")
+    screen.wait_for("0 recording now, 0 ended, 2 DIED")
 
     recorded(tmp_path / "another", 3).close()
     (tmp_path / "store").rename(tmp_path / "former")

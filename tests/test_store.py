@@ -31,6 +31,8 @@ from trackway import trajectory as named
 from trackway.trace.store import Store, journal, otlp
 from trackway.trace.testing import recording
 
+from .programs import wait_until
+
 
 @llm_trace
 def generate(prompt_ids: list[int], answer: list[int]) -> dict[str, Any]:
@@ -205,9 +207,9 @@ def test_a_rollout_that_runs_is_seen_and_one_whose_process_was_killed_is_closed_
     try:
         assert worker.stdout.readline() == "inside\n"
         store = open_store(tmp_path / "store")
-        found = wait_for(lambda: [item for item in store.query(status="running") if item.step == 5])
+        found = wait_until(lambda: [item for item in store.query(status="running") if item.step == 5])
         assert [summary.name for summary in found] == ["5/a/0"]
-        running = wait_for(lambda: store.load("5/a/0") if len(store.load("5/a/0").spans) == 3 else None)
+        running = wait_until(lambda: store.load("5/a/0") if len(store.load("5/a/0").spans) == 3 else None)
         assert {span.name: span.status for span in running.spans} == {
             "trajectory": "running",
             "hang": "running",
@@ -228,15 +230,6 @@ def test_a_rollout_that_runs_is_seen_and_one_whose_process_was_killed_is_closed_
     assert "process ended" in str(dead.root.error)
     assert dead.rewards == {"so far": 0.5}
     assert list(store.query(status="running")) == []
-
-
-def wait_for(look: Any) -> Any:
-    for _ in range(600):
-        found = look()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it never came")
 
 
 def test_a_torn_line_is_skipped_counted_and_what_follows_is_read() -> None:
@@ -528,7 +521,7 @@ def test_status_under_load_never_shows_a_loss_that_did_not_happen(tmp_path: Path
             if sample % 20 == 0: trackway.flush()
     """)
     workers = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) for _ in range(3)]
-    wait_for(lambda: (tmp_path / "store" / "journal").is_dir())
+    wait_until(lambda: (tmp_path / "store" / "journal").is_dir())
     store = open_store(tmp_path / "store")
     looks = 0
     while any(worker.poll() is None for worker in workers):
@@ -621,7 +614,7 @@ def test_a_rollout_of_which_nothing_had_ended_is_counted_and_due_when_its_proces
     """)
     worker = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     try:
-        wait_for(lambda: list((tmp_path / "store" / "journal").glob("*.open.jsonl")))
+        wait_until(lambda: list((tmp_path / "store" / "journal").glob("*.open.jsonl")))
         store = open_store(tmp_path / "store")
         assert [summary.status for summary in store.query()] == ["running"]
         assert store.due({}) == []

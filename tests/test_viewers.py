@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from trackway.trace import semconv
 from trackway.trace.model import Event, Span, Status, Summary, ToolCall, Trajectory, TrajectoryKey, Turn
 from trackway.trace.printable import visible
 from trackway.trace.store import Destination, InFlight, StoreStatus, WriterStatus
@@ -319,6 +320,32 @@ def test_a_rollout_that_is_still_open_says_so() -> None:
     assert "2026-01-05 09:30:00 UTC · still open" in lines(replay(episode(status="running", end_ns=None)))
 
 
+def test_a_rollout_that_died_says_once_why_and_not_how_long_it_took() -> None:
+    why = "process ended before this did"
+    fallen: dict[str, Any] = {"status": "died", "error": why, "end_ns": None}
+    spans = (
+        span("root", "trajectory", parent_id=None, **fallen),
+        span("agent", "rollout", name="solve", **fallen),
+        span("call", "tool", "error", "Timeout: no answer", name="fetch", parent_id="agent"),
+    )
+    shown = lines(replay(episode(status="died", error=why, spans=spans, end_ns=START + 9 * MS)))
+    assert shown.count(why) == 1
+    assert "\ntime        2026-01-05 09:30:00 UTC · last call ended after 9.0 ms\n" in shown
+    assert shown.endswith("\nopen then   solve\n\nerrors of other calls\nERROR fetch: Timeout: no answer")
+    nothing = lines(replay(episode(status="died", error=why, spans=spans, end_ns=None)))
+    assert "09:30:00 UTC · end unknown\n" in nothing
+
+
+def test_what_was_attached_to_a_discarded_rollout_is_not_called_trained() -> None:
+    facts = {semconv.ATTACHED_ADVANTAGES: 0.5}
+    spans = (*episode().spans, span("fact", "attach", attributes=facts))
+    shown = lines(replay(episode(spans=spans, discarded="stale policy")))
+    assert "\nattached    mean advantage 0.5\ndiscarded   stale policy\n" in shown
+    assert "\ntrained " not in shown
+    shown = lines(replay(episode(spans=spans, trained_step=4)))
+    assert "\ntrained     step 4\nattached    mean advantage 0.5\n" in shown
+
+
 def test_a_rollout_nobody_named_is_known_by_its_trace_id() -> None:
     shown = lines(replay(episode(key=None)))
     assert shown.startswith(f"{TRACE}  ok")
@@ -328,7 +355,7 @@ def test_a_rollout_nobody_named_is_known_by_its_trace_id() -> None:
 def test_validation_and_attempt_are_in_the_header() -> None:
     shown = lines(replay(episode(key=TrajectoryKey(3, "task/7", 1, validate=True, attempt=2))))
     assert shown.startswith("val/3/task%2F7/1@2  ok")
-    assert "step 3 · sample task/7 · rollout 1 · attempt 2 · validation" in shown
+    assert "step 3 · sample task/7 · rollout 1 · attempt @2 · validation" in shown
 
 
 def test_warnings_are_told_once_each_and_not_by_the_thousand() -> None:
@@ -370,6 +397,12 @@ inputs      │ {
 outputs     │ two
             │ lines"""
     )
+
+
+def test_inputs_and_outputs_that_are_not_there_are_not_shown() -> None:
+    root = span("root", "trajectory", parent_id=None)
+    shown = lines(replay(episode(turns=(), spans=(root,), notes=())))
+    assert shown.endswith("\nno generation was recorded inside this rollout")
 
 
 def test_tool_turns_alone_are_shown_and_the_lack_of_generations_too() -> None:
@@ -816,8 +849,8 @@ key        status   reward  turns  tools  tokens  errors    time      started
 1/17/0     ok        1.100      5      1   1,204       0  5.47 s  01-05 09:30
 1/17/1     ERROR     0.000     12      1   1,204       2  1m 07s  01-05 09:30
 1/18/0     running       -      5      1      98       0       -  01-05 09:30
-val/1/a/0  DIED        nan      5      1   1,204       0  4.0 ms  01-05 09:30
-4 trajectories, 2 failed, mean reward 0.55 of 2 with a finite one"""
+val/1/a/0  DIED        nan      5      1   1,204       0       -  01-05 09:30
+4 trajectories, 2 failed, mean reward 0.55 (2 of 4 with a finite reward)"""
     )
 
 
@@ -846,7 +879,7 @@ key        status  reward  tools  errors    time  error
 12/1702/3  ERROR        -      1       0  5.47 s  ValueError: the answer is no…
 12/1703/3  ERROR        -      1       0  5.47 s  TimeoutError: the sandbox did…
 12/9/0     ok       0.667      1       0  5.47 s
-5 trajectories, 4 failed, mean reward 0.667 of 1 with one
+5 trajectories, 4 failed, mean reward 0.667 (1 of 5 with a reward)
 errors: 2 TimeoutError, 1 ZeroDivisionError, 1 ValueError"""
     )
 
@@ -904,6 +937,26 @@ def test_a_long_key_is_whole_also_at_80_columns() -> None:
     assert TRACE[:12] in column
     assert TRACE[:13] not in column
     assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_one_long_key_and_one_long_error_leave_room_for_the_other_columns() -> None:
+    long = TrajectoryKey(1, "as/long/as/a/path/" * 12, 0)
+    rows = [
+        summary(TrajectoryKey(1, 17, 0), reward=1.0),
+        summary(long, "error", 0.5, error="ValueError: " + "why " * 100, errors=1),
+    ]
+    shown = lines(table(rows)).splitlines()
+    assert all(cell_len(line) <= 80 for line in shown)
+    assert shown[0].split()[:3] == ["key", "status", "reward"]
+    assert shown[0].split()[-1] == "error"
+    assert shown[2].split()[:3] == ["1/17/0", "ok", "1.000"]
+    width = shown[0].index("status")
+    assert 20 <= width <= 40
+    assert shown[-3][width:].split()[:3] == ["ERROR", "0.500", "ValueError:"]
+    assert "".join(line[:width].strip() for line in shown[3:-2]) == str(long)
+    # Where nothing went wrong, its room goes to the counts.
+    names = lines(table([rows[0], summary(long)])).splitlines()[0].split()
+    assert names == ["key", "status", "reward", "tools", "tokens", "errors", "time"]
 
 
 def test_a_table_where_only_ascii_can_be_printed() -> None:
@@ -976,7 +1029,8 @@ def test_status_at_80_columns() -> None:
         died=2,
         unmatched=1,
         writers_alive=2,
-        writers_dead=1,
+        writers_dead=2,
+        writers_died=1,
         troubles=4,
         dropped_by_reason={"queue full": 12},
         destinations={
@@ -993,6 +1047,7 @@ def test_status_at_80_columns() -> None:
             writer(1, alive=True, last_wrote=5, recorded=1000, running=2),
             writer(2, alive=True, last_wrote=65, recorded=340, dropped=12, running=1),
             writer(3, alive=False, last_wrote=7_200, recorded=12),
+            writer(4, alive=False, last_wrote=3_600, died=True),
         ),
     )
     shown = lines(status_view(status, "/data/run7/trackway-store", followed=False, now_ns=NOW))
@@ -1000,10 +1055,10 @@ def test_status_at_80_columns() -> None:
         """\
 store      /data/run7/trackway-store
 holds      120 trajectories, 3 running, 2 died, 1.2 MB
-processes  2 recording now, 1 ended
+processes  2 recording now, 1 ended, 1 DIED
 spans      1,352 recorded = 1,000 exported + 340 pending + 12 dropped
 dropped    12 queue full
-torn       1 line that a crash left unreadable
+torn       1 line cut short by a crash or a full disk
 trouble    4 failures while recording; the log of the training tells more
 attached   1 time to a rollout that is not here
 follower   none at work; trackway sync sends what is complete
@@ -1015,11 +1070,12 @@ otlp        1,300       38        2  1h 02m
 
 last error of otlp: ConnectionError: connection refused
 
-process      program   state  recorded  dropped  running  last wrote
-────────────────────────────────────────────────────────────────────
-4702@node-3  train.py  alive       340       12        1  1m 05s ago
-4701@node-3  train.py  alive     1,000        0        2   5.0 s ago
-4703@node-3  train.py  ended        12        0        0  2h 00m ago"""
+process      program   state      recorded  dropped  running  last wrote
+────────────────────────────────────────────────────────────────────────
+4702@node-3  train.py  recording       340       12        1  1m 05s ago
+4701@node-3  train.py  recording     1,000        0        2   5.0 s ago
+4704@node-3  train.py  DIED              0        0        0  1h 00m ago
+4703@node-3  train.py  ended            12        0        0  2h 00m ago"""
     )
 
 
@@ -1036,15 +1092,27 @@ def writer(number: int, *, last_wrote: float, **facts: Any) -> WriterStatus:
 
 def test_many_writers_are_told_in_a_few_lines() -> None:
     many = [
-        writer(n, alive=n < 40, last_wrote=n, recorded=10, dropped=1, running=n < 40) for n in range(1000)
+        writer(
+            n,
+            alive=n < 40,
+            died=40 <= n < 60,
+            last_wrote=n,
+            recorded=10,
+            dropped=1,
+            running=n < 40,
+        )
+        for n in range(1000)
     ]
     status = StoreStatus(10_000, 9_000, 0, 1_000, writers_alive=40, writers_dead=960, writers=tuple(many))
     rows = lines(status_view(status, now_ns=NOW)).partition("last wrote\n")[2].splitlines()[1:]
-    assert len(rows) == 14
+    assert len(rows) == 20
     # Those that live and were silent longest have a line of their own.
     assert [row.split()[0] for row in rows[:2]] == ["4739@node-3", "4738@node-3"]
-    assert rows[12].split() == ["28", "more", "alive", "280", "28", "28", "0.0", "s", "ago"]
-    assert rows[13].split() == ["960", "ended", "ended", "9,600", "960", "0", "40", "s", "ago"]
+    assert rows[12].split() == ["28", "more", "recording", "280", "28", "28", "0.0", "s", "ago"]
+    # Of those that died the last ones.
+    assert [row.split()[0] for row in rows[13:18]] == [f"47{n}@node-3" for n in range(40, 45)]
+    assert rows[18].split() == ["15", "more", "DIED", "150", "15", "0", "45", "s", "ago"]
+    assert rows[19].split() == ["940", "ended", "ended", "9,400", "940", "0", "1m", "00s", "ago"]
 
 
 def test_a_writer_that_left_no_word_is_known_by_its_files() -> None:
@@ -1052,7 +1120,7 @@ def test_a_writer_that_left_no_word_is_known_by_its_files() -> None:
         0, 0, 0, 0, writers=(WriterStatus("20270115T080000-node-3-4711-abcdef", alive=True),)
     )
     shown = lines(status_view(status), width=100)
-    assert "\n20270115T080000-node-3-4711-abcdef  -        alive " in shown
+    assert "\n20270115T080000-node-3-4711-abcdef  -        recording " in shown
 
 
 def test_rates_stand_beside_the_counts() -> None:

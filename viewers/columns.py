@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -18,7 +18,7 @@ from .words import DIM, encodable, error_text
 
 GAP = 2
 _ENOUGH = 30
-"""Cells of a column that may be cut which are worth giving up others for."""
+"""Cells of a column that may be narrower which are worth giving up others for."""
 _LEAST = 8
 _SPACE = re.compile(r"[ \t\n]+")
 
@@ -29,7 +29,8 @@ class Column:
 
     Attributes:
         right: align to the right.
-        cut: may be narrower than what it holds.
+        cut: may be narrower than what it holds, which is then cut.
+        folded: may be narrower than what it holds, which then takes several lines; only the first column can.
         spare: where not everything fits, columns with higher numbers are left out first; 0 always stays.
     """
 
@@ -37,6 +38,7 @@ class Column:
     cells: list[Text]
     right: bool = False
     cut: bool = False
+    folded: bool = False
     spare: int = 0
 
     @property
@@ -60,7 +62,7 @@ class Columns:
         columns = [_encodable(column, options.encoding) if narrow else column for column in self.columns]
         columns = _fitting(columns, options.max_width)
         widths = [column.width for column in columns]
-        shrinking = [place for place, column in enumerate(columns) if column.cut] or [0]
+        shrinking = [place for place, column in enumerate(columns) if column.cut or column.folded] or [0]
         while sum(widths) + GAP * (len(widths) - 1) > options.max_width:
             widest = max(shrinking, key=widths.__getitem__)
             if widths[widest] <= _LEAST:
@@ -73,7 +75,8 @@ class Columns:
         for cells in zip(*(column.cells for column in columns), strict=True):
             yield from _row(cells, columns, widths, "..." if narrow else "…")
         for text in self.footer:
-            yield Text(encodable(text, options.encoding), DIM)
+            for line in fold(encodable(text, options.encoding), options.max_width):
+                yield _line([Text(line, DIM)])
 
 
 def one_line(text: str, limit: int) -> str:
@@ -84,7 +87,7 @@ def one_line(text: str, limit: int) -> str:
 
 def _encodable(column: Column, encoding: str) -> Column:
     cells = [Text(encodable(cell.plain, encoding), cell.style) for cell in column.cells]
-    return Column(column.name, cells, column.right, column.cut, column.spare)
+    return replace(column, cells=cells)
 
 
 def _fitting(columns: list[Column], width: int) -> list[Column]:
@@ -99,15 +102,15 @@ def _fitting(columns: list[Column], width: int) -> list[Column]:
 
 
 def _room(column: Column) -> int:
-    return GAP + (min(column.width, _ENOUGH) if column.cut else column.width)
+    return GAP + (min(column.width, _ENOUGH) if column.cut or column.folded else column.width)
 
 
 def _row(
     cells: Sequence[Text], columns: Sequence[Column], widths: Sequence[int], mark: str
 ) -> Iterator[Text]:
-    """A row as lines; only a first cell that is not to be cut and wider than its column makes several."""
+    """A row as lines; only a first cell that is to be folded makes several."""
     first, *rest = cells
-    if not columns[0].cut:
+    if columns[0].folded:
         *over, first = (Text(part, first.style) for part in fold(first.plain, widths[0]))
         yield from (_line([part]) for part in over)
     parts: list[Text] = []

@@ -115,7 +115,8 @@ def _facts(
     for reason, number in status.dropped_by_reason.items():
         yield "dropped", Text(f"{number:,} {visible(reason, newlines=False)}", "yellow")
     if status.torn_lines:
-        yield "torn", Text(f"{count(status.torn_lines, 'line')} cut short by a crash or a full disk", "yellow")
+        torn = f"{count(status.torn_lines, 'line')} cut short by a crash or a full disk"
+        yield "torn", Text(torn, "yellow")
     if status.troubles:
         troubles = f"{count(status.troubles, 'failure')} while recording; the log of the training tells more"
         yield "trouble", Text(troubles, "yellow")
@@ -179,13 +180,9 @@ def _processes(writers: Sequence[WriterStatus], now_ns: int) -> Columns:
     alive = [each for each in ordered if each.alive]
     died = [each for each in reversed(ordered) if each.died]
     ended = [each for each in ordered if not each.alive and not each.died]
-    rows = [_process(each, now_ns) for each in (*alive[:_MAX_ALIVE], *died[:_MAX_DIED])]
-    if len(alive) > _MAX_ALIVE:
-        rows.insert(_MAX_ALIVE, _together(alive[_MAX_ALIVE:], "more", now_ns))
-    if len(died) > _MAX_DIED:
-        rows.append(_together(died[_MAX_DIED:], "more", now_ns))
+    rows = [*_first(alive, _MAX_ALIVE, now_ns), *_first(died, _MAX_DIED, now_ns)]
     if len(ended) > _MAX_ENDED:
-        rows.append(_together(ended, "others" if alive or died else "processes", now_ns))
+        rows.append(_together(ended, "ended", now_ns))
     else:
         rows += [_process(each, now_ns) for each in ended]
     names, programs, states, recorded, dropped, running, wrote = (
@@ -202,6 +199,14 @@ def _processes(writers: Sequence[WriterStatus], now_ns: int) -> Columns:
             Column("last wrote", wrote, right=True),
         ]
     )
+
+
+def _first(writers: Sequence[WriterStatus], most: int, now_ns: int) -> Iterator[tuple[Text, ...]]:
+    """A line for each of the first ones, and one for all others."""
+    for each in writers[:most]:
+        yield _process(each, now_ns)
+    if len(writers) > most:
+        yield _together(writers[most:], "more", now_ns)
 
 
 def _process(writer: WriterStatus, now_ns: int) -> tuple[Text, ...]:

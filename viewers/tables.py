@@ -50,7 +50,7 @@ def in_flight_table(
     lasts = [_since(row.doing[0].start_ns if row.doing else None, now_ns) for row in rows]
     processes = [Text(process(row.pid, row.host, row.writer), DIM) for row in rows]
     columns = [
-        Column("key", [Text(_name(row.summary)) for row in rows]),
+        Column("key", [Text(_name(row.summary)) for row in rows], folded=True),
         Column("doing", [_doing(row) for row in rows], cut=True),
         Column("for", [Text(each) for each in lasts], right=True),
         Column("last sign", [Text(f"{_since(row.last_sign_ns, now_ns)} ago") for row in rows], right=True),
@@ -89,7 +89,7 @@ def _version(row: Summary) -> str:
 
 def _listing(rows: Sequence[Summary]) -> list[Column]:
     columns = [
-        Column("key", [Text(_name(row)) for row in rows]),
+        Column("key", [Text(_name(row)) for row in rows], folded=True),
         Column("status", [Text(*STATUS[row.status]) for row in rows]),
     ]
     if len({row.experiment for row in rows}) > 1:
@@ -104,13 +104,18 @@ def _listing(rows: Sequence[Summary]) -> list[Column]:
         Column("tools", [Text(str(row.tool_calls)) for row in rows], right=True, spare=4),
         Column("tokens", [Text(f"{row.tokens:,}") for row in rows], right=True, spare=5),
         Column("errors", errors, right=True, spare=2),
-        Column("time", [Text(duration(row.start_ns, row.end_ns)) for row in rows], right=True, spare=3),
+        Column("time", [Text(_lasted(row)) for row in rows], right=True, spare=3),
         Column("started", started, right=True, spare=7),
     ]
     if any(row.error for row in rows):
         reasons = [Text(one_line(row.error or "", _MAX_CELL), "red") for row in rows]
         columns.append(Column("error", reasons, cut=True))
     return columns
+
+
+def _lasted(row: Summary) -> str:
+    """How long it took; of one that died only the end of its last call is known, which says little."""
+    return "-" if row.status == "died" else duration(row.start_ns, row.end_ns)
 
 
 def _name(row: Summary) -> str:
@@ -128,8 +133,9 @@ def _footer(rows: Sequence[Summary], more: bool) -> Iterator[str]:
     rewards = [reward for reward in given if math.isfinite(reward)]
     if rewards:
         mean = f"mean reward {_short(math.fsum(rewards) / len(rewards))}"
-        word = "one" if len(rewards) == len(given) else "a finite one"
-        parts.append(mean if len(rewards) == len(rows) else f"{mean} of {len(rewards):,} with {word}")
+        word = "reward" if len(rewards) == len(given) else "finite reward"
+        of = f" ({len(rewards):,} of {len(rows):,} with a {word})" if len(rewards) < len(rows) else ""
+        parts.append(mean + of)
     yield ", ".join(parts)
     kinds = Counter(_kind(row.error) for row in rows if row.error)
     if kinds:

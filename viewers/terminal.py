@@ -120,6 +120,8 @@ class _Page:
             yield Text("no generation was recorded inside this rollout", "yellow")
         if not trajectory.turns and trajectory.root:
             for label, value in (("inputs", trajectory.root.inputs), ("outputs", trajectory.root.outputs)):
+                if value is None:
+                    continue
                 yield Text("")
                 label = f"{label:<{_ROLE + 2}} "
                 lines = self.body(_plain(value), "", self.width - len(label) - 2)
@@ -159,7 +161,7 @@ class _Page:
             sample = "unknown" if key.sample_index is None else key.sample_index
             parts = [f"step {step}", f"sample {sample}", f"rollout {key.rollout_n}"]
             if key.attempt:
-                parts.append(f"attempt {key.attempt}")
+                parts.append(f"attempt @{key.attempt}")
             parts.append("validation" if key.validate else "training")
             yield from self.field("rollout", self.dot.join(parts))
         if trajectory.policy_versions:
@@ -167,16 +169,16 @@ class _Page:
         if trajectory.rewards:
             rewards = (f"{self.name(name)} {number(value)}" for name, value in trajectory.rewards.items())
             yield from self.field("rewards", self.dot.join(rewards))
-        parts = [] if trajectory.trained_step is None else [f"step {trajectory.trained_step}"]
-        parts += [f"{_MEANS[name]} {number(mean)}" for name, mean in trajectory.attached.items()]
+        if trajectory.trained_step is not None:
+            yield from self.field("trained", f"step {trajectory.trained_step}")
+        parts = [f"{_MEANS[name]} {number(mean)}" for name, mean in trajectory.attached.items()]
         if parts:
-            yield from self.field("trained", self.dot.join(parts))
+            yield from self.field("attached", self.dot.join(parts))
         if trajectory.discarded:
             yield from self.field("discarded", trajectory.discarded, "yellow")
         yield from self.field(
             "time",
-            f"{when(trajectory.start_ns, '%Y-%m-%d %H:%M:%S %Z')}{self.dot}"
-            f"{duration(trajectory.start_ns, trajectory.end_ns, 'still open')}",
+            f"{when(trajectory.start_ns, '%Y-%m-%d %H:%M:%S %Z')}{self.dot}{_lasted(trajectory)}",
         )
         parts = [
             count(len(trajectory.turns), "turn"),
@@ -339,7 +341,14 @@ class _Page:
         if trajectory.error and trajectory.root:
             shown.add(trajectory.root.span_id)
         failed = [span for span in trajectory.spans if span.status in ("error", "died")]
-        spans = [span for span in failed if span.span_id not in shown]
+        others = [span for span in failed if span.span_id not in shown]
+        # Why those died that were open when their rollout did stands at the top.
+        fallen = trajectory.error if trajectory.status == "died" else None
+        spans = [span for span in others if span.status != "died" or span.error != fallen]
+        if len(spans) < len(others):
+            names = (self.name(span.name) for span in others if span not in spans)
+            yield Text("")
+            yield from self.field("open then", ", ".join(names))
         if not spans:
             return
         yield Text("")
@@ -479,6 +488,15 @@ def _new_versions(turns: Sequence[Turn]) -> dict[int, int | str]:
         if turn.policy_version is not None and turn.policy_version != current:
             found[turn.index] = current = turn.policy_version
     return found
+
+
+def _lasted(trajectory: Trajectory) -> str:
+    """How long it took; of one that died it is known only when the last of its calls ended."""
+    if trajectory.status != "died":
+        return duration(trajectory.start_ns, trajectory.end_ns, "still open")
+    if trajectory.end_ns is None:
+        return "end unknown"
+    return f"last call ended after {duration(trajectory.start_ns, trajectory.end_ns)}"
 
 
 def _plain(value: Any) -> str:

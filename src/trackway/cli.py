@@ -167,6 +167,7 @@ def list_trajectories(
             "--min-reward": min_reward,
             "--max-reward": max_reward,
             "--newest": newest or None,
+            "--all-attempts": all_attempts or None,
         }
         for option, given in not_with_it.items():
             if given is not None:

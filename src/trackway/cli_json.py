@@ -29,7 +29,7 @@ def summary_of(summary: Summary) -> dict[str, Any]:
         "errors": summary.errors,
         "spans": summary.spans,
         "start": _iso(summary.start_ns),
-        "duration_s": _seconds(summary.start_ns, summary.end_ns),
+        "duration_s": _lasted(summary),
         "policy_version": summary.policy_version,
         "trained_step": summary.trained_step,
         "discarded": summary.discarded,
@@ -140,7 +140,7 @@ def trajectory_of(trajectory: Trajectory, turn: int | None) -> dict[str, Any]:
         "tokens": trajectory.tokens,
         "errors": trajectory.errors,
         "start": _iso(trajectory.start_ns),
-        "duration_s": _seconds(trajectory.start_ns, trajectory.end_ns),
+        "duration_s": _lasted(trajectory),
         "project": trajectory.project,
         "experiment": trajectory.experiment,
         "run_id": trajectory.run_id,
@@ -157,6 +157,11 @@ def _iso(time_ns: int | None) -> str | None:
     from datetime import datetime, timedelta, timezone
 
     return (datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=time_ns // 1000)).isoformat()
+
+
+def _lasted(rollout: Summary | Trajectory) -> float | None:
+    # Of one that died only the end of its last call is known.
+    return None if rollout.status == "died" else _seconds(rollout.start_ns, rollout.end_ns)
 
 
 def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:

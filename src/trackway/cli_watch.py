@@ -205,4 +205,5 @@ class _Watched:
             if each.alive and each.name not in known:
                 self.news.append((clock, f"{process(each.pid, each.host, each.name)} began to record"))
             elif not each.alive and each.name in known:
-                self.news.append((clock, f"{process(each.pid, each.host, each.name)} ended"))
+                end = "DIED" if each.died else "ended"
+                self.news.append((clock, f"{process(each.pid, each.host, each.name)} {end}"))

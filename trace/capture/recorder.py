@@ -176,8 +176,15 @@ class Recorder:
             RuntimeError: only under ``TRACKWAY_STRICT=1``, which is for tests.
         """
         self.troubles += 1
-        message = what if error is None else f"{what}: {type(error).__name__}: {error}"
+        message = what if error is None else f"{what}: {_reason(error)}"
         kind = what if error is None else f"{what} {type(error).__name__}"
         self.warn_once(kind, f"tracing problem (training goes on): {message}")
         if self._strict and error is not None:
             raise RuntimeError(message) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Say what happened: a disk in the words of the system, all else with its kind."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}"

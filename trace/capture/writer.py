@@ -92,6 +92,7 @@ class Writer:
         self._goal = 0
         self._closing = False
         self._closed = False
+        self._ended = False
         self.abandoned = False
         self._open_lines: dict[int, _OpenLine] = {}
         self._counters: tuple[Any, ...] = ()
@@ -216,6 +217,7 @@ class Writer:
             if self._queue:
                 self._drop("not written in time at the end", len(self._queue))
                 self._queue.clear()
+        self._ended = True
         # A disk that hangs would keep the end of the process as well.
         saver = threading.Thread(target=self._save_counters, daemon=True)
         with suppress(RuntimeError):  # too late for new threads
@@ -259,6 +261,7 @@ class Writer:
                 self._written.notify_all()
             if closing:
                 break
+        self._ended = True
         with suppress(OSError):
             self._save_counters()
         self._journal.close()
@@ -345,7 +348,7 @@ class Writer:
 
     def _save_counters(self) -> None:
         dropped = tuple(self.dropped.items())
-        counters = (self.recorded, self.written, dropped, self.expired, self._recorder.troubles)
+        counters = (self.recorded, self.written, dropped, self.expired, self._recorder.troubles, self._ended)
         if counters != self._counters:
             self._journal.set_counters(
                 {
@@ -354,6 +357,7 @@ class Writer:
                     "dropped": self.dropped,
                     "expired": self.expired,
                     "troubles": self._recorder.troubles,
+                    "closed": self._ended,
                     "host": socket.gethostname(),
                     "pid": os.getpid(),
                     "program": sys.argv[0] if sys.argv else "",

@@ -279,6 +279,9 @@ class Store:
 
         Args:
             **filters: ``step``, ``sample``, ``rollout``, ``validate`` and ``experiment``, as in ``query``.
+
+        Returns:
+            What each of them does, for all attempts; a rollout is here about a second after it began.
         """
         found = self.query(**filters, status="running", all_attempts=True)
         flight = Flight(self.path)
@@ -290,6 +293,10 @@ class Store:
 
         Args:
             deadline: a time of ``time.monotonic``; what was not taken in by then counts as pending.
+
+        Returns:
+            The counts of this moment, in spans for the most part: of the store, of each destination and of
+            each process that recorded.
         """
         return status_of(self.path, self._index, deadline)
 

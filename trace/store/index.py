@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..model import Span, Summary
+from ..model import Span, Summary, Trajectory
 from . import joining, lines, locks, otlp
 from .assemble import assemble, dead, decode_span, unreadable
 from .joining import Joins
@@ -18,7 +19,7 @@ from .lines import Lines
 from .rows import COLUMNS, row_of, summary_from
 
 FILE = "index.sqlite"
-VERSION = 4
+VERSION = 5
 _TIMEOUT = 30.0
 
 _SCHEMA = """
@@ -33,6 +34,8 @@ CREATE TABLE trajectories (
     ended INTEGER NOT NULL, state INTEGER NOT NULL
 );
 CREATE INDEX trajectories_by_key ON trajectories (step, sample_index, rollout_n);
+CREATE TABLE given_up (trace_id TEXT NOT NULL, writer TEXT NOT NULL, spans INTEGER NOT NULL);
+CREATE INDEX given_up_by_trace ON given_up (trace_id);
 """
 
 # Attempts are numbered by their start among those of the same key and experiment, but never below the number
@@ -152,29 +155,42 @@ class Index:
         """Bring the rows of traces up to date, and of those that get or lose what was attached to them."""
         facts, trajectories = [], []
         for trace_id in trace_ids:
-            spans = self._own_spans(trace_id)
-            if all(span.kind == "attach" for span in spans):
-                for span in spans:
+            told = self._told(trace_id)
+            if all(span.kind == "attach" for span, _ in told):
+                for span, _ in told:
                     self._joins.note(span)
                     facts.append(trace_id)
             else:
-                self._summarise(trace_id, spans)
+                self._summarise(trace_id, told)
                 trajectories.append(trace_id)
         for trace_id in self._joins.update(facts, trajectories):
-            self._summarise(trace_id, self._own_spans(trace_id))
+            self._summarise(trace_id, self._told(trace_id))
 
-    def _summarise(self, trace_id: str, own: list[Span]) -> None:
-        if not own:
+    def _summarise(self, trace_id: str, told: list[tuple[Span, str]]) -> None:
+        if not told:
             return  # the files that held them are gone
-        spans = own + self._facts(trace_id)
+        spans = [span for span, _ in told] + self._facts(trace_id)
         places = ", ".join("?" for _ in COLUMNS.split(","))
         # One trace that cannot be understood must not keep anybody from all the others.
         try:
-            row = row_of(assemble(spans, alive=True))
+            trajectory = assemble(spans, alive=True)
+            row = row_of(trajectory)
             self._db.execute(f"SELECT {places}", row)
         except Exception as error:
-            row = row_of(unreadable(spans, error))
+            trajectory = unreadable(spans, error)
+            row = row_of(trajectory)
         self._db.execute(f"INSERT OR REPLACE INTO trajectories ({COLUMNS}) VALUES ({places})", row)
+        self._note_given_up(trajectory, told)
+
+    def _note_given_up(self, trajectory: Trajectory, told: list[tuple[Span, str]]) -> None:
+        """Note which writers opened spans that have not ended: those that died with them, or gave them up."""
+        self._db.execute("DELETE FROM given_up WHERE trace_id = ?", (trajectory.trace_id,))
+        unended = [span.span_id for span in trajectory.spans if span.end_ns is None]
+        if unended:
+            writers = {span.span_id: writer for span, writer in told}
+            counts = Counter(writers[span_id] for span_id in unended)
+            rows = [(trajectory.trace_id, writer, count) for writer, count in counts.items()]
+            self._db.executemany("INSERT INTO given_up VALUES (?, ?, ?)", rows)
 
     def spans(self, trace_id: str) -> list[Span]:
         """Read the spans of one trace from the journal, and after them what was attached to it.
@@ -184,12 +200,16 @@ class Index:
         return self._own_spans(trace_id) + self._facts(trace_id)
 
     def _own_spans(self, trace_id: str) -> list[Span]:
-        spans: list[Span] = []
-        for line, left_behind in self._lines.of(trace_id):
+        return [span for span, _ in self._told(trace_id)]
+
+    def _told(self, trace_id: str) -> list[tuple[Span, str]]:
+        """Give the spans of a trace, each with the writer that tells of it."""
+        told: list[tuple[Span, str]] = []
+        for line, writer, left_behind in self._lines.of(trace_id):
             with suppress(ValueError):
                 found = [decode_span(raw, resource) for raw, resource in otlp.spans_of(line)]
-                spans += map(dead, found) if left_behind else found
-        return spans
+                told += ((dead(span) if left_behind else span, writer) for span in found)
+        return told
 
     def _facts(self, trace_id: str) -> list[Span]:
         return [span for fact in self._joins.facts_of(trace_id) for span in self._own_spans(fact)]
@@ -197,7 +217,7 @@ class Index:
     def ends(self, trace_id: str) -> dict[str, int]:
         """Give the spans of one trace that have ended, each with that moment in nanoseconds since 1970."""
         found: dict[str, int] = {}
-        for line, _ in self._lines.of(trace_id):
+        for line, *_ in self._lines.of(trace_id):
             with suppress(ValueError, KeyError, TypeError):
                 found.update((raw["spanId"], int(raw["endTimeUnixNano"])) for raw, _ in otlp.spans_of(line))
         return {span_id: end_ns for span_id, end_ns in found.items() if end_ns}
@@ -244,9 +264,22 @@ class Index:
         trajectories, spans, died = self._db.execute(query + "FROM trajectories").fetchone()
         return trajectories, spans, died
 
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let several questions be answered by the same state, whatever others take in meanwhile."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("COMMIT")
+
     def written(self) -> dict[str, int]:
         """Count the spans that ended and stand in the journal, by writer."""
         return self._lines.written()
+
+    def given_up(self) -> dict[str, int]:
+        """Count the spans of trajectories that have not ended and will not, as far as is known, by writer."""
+        return dict(self._db.execute("SELECT writer, sum(spans) FROM given_up GROUP BY writer").fetchall())
 
     def torn(self, ended: Container[str]) -> int:
         """Count the lines that cannot be read, the last ones of writers that have ended among them."""
@@ -278,6 +311,14 @@ class Index:
     def unmatched(self) -> int:
         """Count what was attached to trajectories that are not here."""
         return self._joins.unmatched()
+
+    def unmatched_by_writer(self) -> dict[str, int]:
+        """Count what was attached to trajectories that are not here, by writer."""
+        rows = self._db.execute(
+            "SELECT writer, count(DISTINCT trace_id) FROM attached JOIN lines USING (trace_id) "
+            "JOIN segments ON segments.id = segment WHERE joined IS NULL GROUP BY writer"
+        )
+        return dict(rows.fetchall())
 
     def trace_ids(self, among: Iterable[str]) -> set[str]:
         """Give those of some trace ids that the index knows."""

@@ -2,7 +2,7 @@
 
 ``journal/<writer>.<n>.jsonl``   segments: OTLP JSON lines, written once and never changed
 ``journal/<writer>.open.jsonl``  spans that have been open for a while; rewritten as they come and go
-``journal/<writer>.json``        counters: spans recorded and dropped, process, host
+``journal/<writer>.json``        counters: spans recorded and dropped, process, host, whether it was closed
 
 The writer holds a lock on its last segment, so anyone can see at once whether it still lives.
 """
@@ -10,7 +10,6 @@ The writer holds a lock on its last segment, so anyone can see at once whether i
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import secrets
@@ -24,9 +23,10 @@ from typing import Any
 
 import orjson
 
+from ..log import logger
 from . import locks
 
-log = logging.getLogger("trackway")
+log = logger()
 
 FOLDER = "journal"
 _SEGMENT = re.compile(r"(?P<writer>.+)\.(?P<number>\d{4,})\.jsonl")
@@ -197,6 +197,14 @@ class Writer:
     alive: bool
     counters: Mapping[str, Any]
     open_spans: bytes
+
+    @property
+    def died(self) -> bool:
+        """Whether it is gone without having closed its journal.
+
+        One that left no word of itself is not said to have died, nor is one of a version that noted nothing.
+        """
+        return not self.alive and self.counters.get("closed") is False
 
     @property
     def recorded(self) -> int:

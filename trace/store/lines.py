@@ -120,17 +120,20 @@ class Lines:
             path: changed for path, changed in found.items() if path.name.removesuffix(LEFT) not in living
         }
 
-    def of(self, trace_id: str) -> Iterator[tuple[bytes, bool]]:
-        """Give the lines of a trace that are still there, each with whether a dead writer left it behind."""
+    def of(self, trace_id: str) -> Iterator[tuple[bytes, str, bool]]:
+        """Give the lines of a trace that are still there.
+
+        Each comes with its writer, and with whether that one is dead and left it behind.
+        """
         rows = self._db.execute(
-            "SELECT name, offset, length FROM lines JOIN segments ON segments.id = segment "
+            "SELECT name, writer, offset, length FROM lines JOIN segments ON segments.id = segment "
             "WHERE trace_id = ? ORDER BY segment, offset",
             (trace_id,),
         ).fetchall()
-        for name, offset, length in rows:
+        for name, writer, offset, length in rows:
             with suppress(OSError), (self._store / journal.FOLDER / name).open("rb") as file:
                 file.seek(offset)
-                yield file.read(length), name.endswith(LEFT)
+                yield file.read(length), writer, name.endswith(LEFT)
 
     def writers_of(self, trace_id: str) -> set[str]:
         """Name the writers that have written to a trace."""

@@ -25,9 +25,10 @@ _PORTION = 500
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """How far one destination is, in spans.
+    """How far one destination is.
 
     Attributes:
+        exported: spans that it has.
         pending: spans that it lacks, those of rollouts that still run included.
         refused: spans of trajectories that it will not take.
         last_error: why the last attempt failed; None when it did not.
@@ -47,9 +48,13 @@ class WriterStatus:
 
     Attributes:
         name: of its files in the journal.
-        alive: whether it still holds them open.
+        alive: whether it still holds them open: it records, or may at any moment.
+        died: whether it is gone without having closed them, as after SIGKILL, SIGTERM, ``os._exit`` or a
+            crash: the last moment of it may be lost. Not known, and hence False, of one that left no word of
+            itself or wrote with an older version.
         pid, host, program: as it says; None when it left no word of itself.
-        recorded: spans that ended in it, dropped ones included.
+        recorded: spans that ended in it or died with it, dropped ones included. Those by which it attached
+            something to a rollout that is not in the store are counted apart, see ``StoreStatus.unmatched``.
         dropped: spans of it that never reached the journal.
         running: trajectories that run in it now.
         last_wrote_ns: when it last changed a file of the journal, nanoseconds since 1970; None without files.
@@ -64,24 +69,31 @@ class WriterStatus:
     dropped: int = 0
     running: int = 0
     last_wrote_ns: int | None = None
+    died: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """Counts of a store, in spans unless said otherwise; recorded = exported + pending + dropped.
+    """Counts of a store at one moment; recorded = exported + pending + dropped.
 
     Attributes:
         recorded: spans that ended in any process or died with it, dropped ones included.
         exported: spans that every destination has; without a destination, those in the journal.
         pending: spans that some destination still lacks, refused ones included.
         dropped: spans that never reached the journal.
-        trajectories: number of trajectories.
+        trajectories: number of trajectories, those that run now included.
         in_flight: trajectories that run now.
         died: trajectories whose process ended before they did.
-        bytes: size of the journal.
-        torn_lines: lines that a crash left unreadable.
+        bytes: size of the journal in bytes, without the index and what else lies in the store.
+        torn_lines: lines of the journal that are cut short or damaged, as a crash or a full disk leaves them.
+        writers_alive: processes that record now.
+        writers_dead: processes that recorded and do so no more, ``writers_died`` included.
+        writers_died: processes that were gone without having closed their files, see ``WriterStatus.died``.
         troubles: failures of Trackway's own while recording.
-        unmatched: how often something was attached to a rollout that is not in the store.
+        unmatched: spans by which something was attached to a rollout that is not in the store; they are
+            counted nowhere else until it is.
+        dropped_by_reason: ``dropped``, in spans, by the reason in words.
+        destinations: how far each destination is, by the name of its backend; empty when none was configured.
         writers: every process that writes or wrote, by name, which begins with the second of its start.
     """
 
@@ -96,6 +108,7 @@ class StoreStatus:
     torn_lines: int = 0
     writers_alive: int = 0
     writers_dead: int = 0
+    writers_died: int = 0
     troubles: int = 0
     unmatched: int = 0
     dropped_by_reason: Mapping[str, int] = field(default_factory=dict)
@@ -110,19 +123,23 @@ def status_of(store: Path, index: Index, deadline: float | None = None) -> Store
         store: folder of the store.
         index: its index.
         deadline: a time of ``time.monotonic``; what was not taken in by then counts as pending.
+
+    Returns:
+        The counts.
     """
     # The writers first: by the time that the journal is read, it has at least what they say.
     writers = journal.writers(store)
     flight = Flight(store, writers)
     done = index.refresh(deadline)
-    trajectories, spans, died = index.totals()
+    with index.at_once():
+        trajectories, spans, died = index.totals()
+        stored, given_up, unmatched = index.written(), index.given_up(), index.unmatched_by_writer()
     unfinished = index.unfinished()
     running = _running(index, flight, unfinished)
     died += sum(not dead and trace_id not in running for trace_id, _, dead in unfinished)
     trajectories += len(running.keys() - {trace_id for trace_id, *_ in unfinished})
     busy = Counter(name for names in running.values() for name in names)
     last_wrote = _last_wrote(store)
-    stored = index.written()
     dropped: dict[str, int] = {}
     waiting = 0
     described = []
@@ -130,10 +147,13 @@ def status_of(store: Path, index: Index, deadline: float | None = None) -> Store
         here = stored.get(writer.name, 0)
         if done:
             losses = _losses(writer, here)
-            waiting += writer.waiting(here) if writer.alive else 0
+            waits = writer.waiting(here) if writer.alive else 0
         else:
             losses = dict(writer.dropped)
-            waiting += max(0, writer.recorded - sum(losses.values()) - here)
+            waits = max(0, writer.recorded - sum(losses.values()) - here)
+        waiting += waits
+        lost = sum(losses.values())
+        apart = unmatched.get(writer.name, 0)
         for reason, count in losses.items():
             dropped[reason] = dropped.get(reason, 0) + count
         described.append(
@@ -143,11 +163,11 @@ def status_of(store: Path, index: Index, deadline: float | None = None) -> Store
                 pid=pid_of(writer),
                 host=text_of(writer, "host"),
                 program=text_of(writer, "program"),
-                # What it says of itself may be a second old.
-                recorded=max(writer.recorded, here + sum(losses.values())),
-                dropped=sum(losses.values()),
+                recorded=here + given_up.get(writer.name, 0) - apart + waits + lost,
+                dropped=lost,
                 running=busy[writer.name],
                 last_wrote_ns=last_wrote.get(writer.name),
+                died=writer.died,
             )
         )
 
@@ -171,8 +191,9 @@ def status_of(store: Path, index: Index, deadline: float | None = None) -> Store
         torn_lines=index.torn({writer.name for writer in writers if not writer.alive}),
         writers_alive=sum(writer.alive for writer in writers),
         writers_dead=sum(not writer.alive for writer in writers),
+        writers_died=sum(writer.died for writer in writers),
         troubles=sum(writer.troubles for writer in writers),
-        unmatched=index.unmatched(),
+        unmatched=sum(unmatched.values()),
         dropped_by_reason=dropped,
         destinations=destinations,
         writers=tuple(described),
