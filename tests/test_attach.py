@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import tempfile
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,9 @@ def test_everything_that_is_attached_is_read_back() -> None:
         ([1, 2, 3, 4, 5, 6], "[(1.0, 2.0, 3.0), (4.0, 5.0), (6.0,)]"),  # one for each token of the response
         ([1, 2, 3, 6], "[(1.0, 2.0, 3.0), (), (6.0,)]"),  # one for each trained token
         ([1, 2, 3, 4, 5, 6, 0, 0], "[(1.0, 2.0, 3.0), (4.0, 5.0), (6.0,)]"),  # padding
+        ([1, 2, 3, 4, 5, 6, math.nan, 0], "[(1.0, 2.0, 3.0), (4.0, 5.0), (6.0,)]"),
+        ([Decimal("1.5"), 2, 3, 4], "[(1.5, 2.0, 3.0), (), (4.0,)]"),
+        (Decimal("0.5"), "[(0.5, 0.5, 0.5), (), (0.5,)]"),
         ((1, 2, 3, math.nan), "[(1.0, 2.0, 3.0), (), (nan,)]"),
         ([math.nan] * 6, "[(nan, nan, nan), (nan, nan), (nan,)]"),
         (0.5, "[(0.5, 0.5, 0.5), (), (0.5,)]"),
@@ -243,7 +247,8 @@ def test_a_value_that_cannot_be_used_is_said_once_and_noted(caplog: pytest.LogCa
     assert (found.trained_step, found.discarded, found.attached) == (None, None, {})
     assert len(found.notes) == 12
     assert found.notes[1] == (
-        "attach(...) was given advantages=much, which is left out: neither a number nor a sequence of numbers"
+        "attach(...) was given advantages='much', which is left out: "
+        "neither a number nor a sequence of numbers"
     )
     assert [record.message for record in caplog.records] == list(found.notes[:6])
 

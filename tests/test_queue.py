@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -334,3 +335,25 @@ for _ in range(3):
     found = trackway.open_store(store)
     assert found.status().dropped == 0
     assert [len(found.load(item.trace_id).spans) for item in found.query()] == [201] * 15
+
+
+def test_whatever_keeps_a_batch_from_the_disk_it_is_counted_and_its_room_is_free(monkeypatch, swallowing):
+    write, failures = os.write, []
+
+    def fails(file, data):
+        if threading.current_thread().name == "trackway-writer" and len(failures) < 3:
+            failures.append(1)
+            raise MemoryError("no room for it")
+        return write(file, data)
+
+    with recording(max_queue_bytes=4 * SPAN, queue_policy="block", queue_timeout=30) as rec:
+        monkeypatch.setattr(os, "write", fails)
+        with trajectory(step=1, sample_index=1):
+            for number in range(200):
+                lookup(number)
+        status = rec.status()
+        stored = sum(len(found.spans) for found in rec.trajectories())
+    assert len(failures) == 3
+    assert status.dropped_by_reason == {"journal: MemoryError: no room for it": status.dropped}
+    assert status.recorded == 201 == stored + status.dropped
+    assert 0 < status.dropped < 100

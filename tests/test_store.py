@@ -273,7 +273,7 @@ def test_the_index_can_be_deleted_damaged_or_of_another_version() -> None:
 
 
 def test_segments_rotate_and_a_sequence_is_whole_across_them() -> None:
-    with recording(max_segment_bytes=2_000) as recorded:
+    with recording(max_segment_bytes=4_096) as recorded:
         with named(step=1, sample_index=1):
             ids = list(range(1_000))
             for turn in range(6):

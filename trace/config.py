@@ -59,15 +59,16 @@ class TraceConfig:
         logprob_fields: names of fields that hold the log probabilities of a response's tokens.
         redact: further names of keys whose values are secrets. Default none.
         max_array_items: longest array kept item by item. Default 10,000 items.
-        max_queue_bytes: memory for spans that wait to be written. Default 512 MiB.
+        max_queue_bytes: memory for spans that wait to be written, at least 4,096. Default 512 MiB.
         queue_policy: what happens to a span when that memory is full: ``drop`` it, or ``block`` the
             caller until there is room. Once a caller has waited for ``queue_timeout`` in vain, spans are
             dropped without waiting until there is room again. Default ``block``.
         queue_timeout: in seconds. Default 1.
         max_open_spans: most spans that are remembered as open; the oldest one above is given up as
             expired, and still recorded when it ends after all. Default 100,000.
-        open_timeout: seconds after which an open span is given up likewise. Default None: never.
-        max_segment_bytes: size at which a new journal file is begun. Default 64 MiB.
+        open_timeout: seconds after which an open span is given up likewise, at least 0.1.
+            Default None: never.
+        max_segment_bytes: size at which a new journal file is begun, at least 4,096. Default 64 MiB.
     """
 
     store: Path = field(default_factory=lambda: Path("trackway-store").absolute())

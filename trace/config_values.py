@@ -316,6 +316,7 @@ def _backend(value: Any) -> tuple[str, ...]:
 
 _count = partial(_whole, 0)
 _positive = partial(_whole, 1)
+_bytes = partial(_whole, 4096)
 _share = partial(_number, 0, 1)
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
@@ -349,12 +350,12 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "logprob_fields": _names,
     "redact": _names,
     "max_array_items": _count,
-    "max_queue_bytes": _positive,
+    "max_queue_bytes": _bytes,
     "queue_policy": partial(_choice, ("drop", "block")),
     "queue_timeout": partial(_number, 0, math.inf),
     "max_open_spans": _positive,
-    "open_timeout": partial(_optional, partial(_number, 0, math.inf)),
-    "max_segment_bytes": _positive,
+    "open_timeout": partial(_optional, partial(_number, 0.1, math.inf)),
+    "max_segment_bytes": _bytes,
 }
 TEXTS = ("store", "project", "experiment", "tracking_uri", "run_id", "tokenizer", "sync", "queue_policy")
 """Fields whose value is the text as it was typed, also where it looks like a number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from .. import semconv
 from ..log import logger
 from ..model import TrajectoryKey
 from . import runtime, snapshot
-from .rollouts import integer, key_of, score
+from .rollouts import integer, key_of, score, shown
 from .scope import Scope
 from .sequences import pack_floats
 
@@ -51,7 +52,8 @@ def attach(
     Sequences are lists, tuples, numpy arrays or torch tensors of shape (n,) or (1, n); a tensor that lies
     elsewhere is copied over, which waits for what its device is doing. They have one value for each token
     of the response, which is everything after the first prompt, tool tokens included, or for each trained
-    token only; padding at their end is left out. NaN is kept. One number is the value of all trained tokens.
+    token only. Padding at their end is left out: 0, NaN, or whatever stands where a mask of the same length
+    has only 0. NaN elsewhere is kept. One number is the value of all trained tokens.
 
     Args:
         key: the rollout: a ``TrajectoryKey`` or its text, a trace id, or an object that has one: what ``with
@@ -111,7 +113,7 @@ def _attach(recorder: Recorder, key: Any, facts: Mapping[str, Any], experiment: 
         try:
             _READERS[name](scope, name, value, notes)
         except Exception as error:
-            notes.append(f"{name}={_shown(value)}, which is left out: {snapshot.message(error)}")
+            notes.append(f"{name}={shown(value)}, which is left out: {snapshot.message(error)}")
     for note in notes:
         recorder.warn_once(f"attach {note.partition('=')[0]}", f"attach(...) was given {note}")
         scope.note(snapshot.clean(f"attach(...) was given {note}"))
@@ -132,7 +134,7 @@ def _target(key: Any, notes: list[str]) -> tuple[str | None, TrajectoryKey | Non
     else:
         trace_id = key if isinstance(key, str) else getattr(key, "trace_id", None)
         if not isinstance(trace_id, str):
-            raise ValueError(f"{_shown(key)} is no key, no trace id, and has none")
+            raise ValueError(f"{shown(key)} is no key, no trace id, and has none")
         named = getattr(key, "key", None)
         return trace_id, named if isinstance(named, TrajectoryKey) else None, True
     key = key_of(key.step, key.sample_index, key.rollout_n, key.validate, key.attempt, notes)
@@ -145,7 +147,7 @@ def _rewards(scope: Scope, name: str, value: Any, notes: list[str]) -> None:
         try:
             read = score(given)
         except Exception:
-            notes.append(f"{name}={_shown(reward)}: {_shown(given)}, which is neither a number nor a text")
+            notes.append(f"{name}={shown(reward)}: {shown(given)}, which is neither a number nor a text")
         else:
             scope.rewards.append((snapshot.text(reward), read, None, scope.start_ns))
 
@@ -204,14 +206,14 @@ def _sequence(value: Any) -> tuple[Any, ...] | None:
     Raises:
         ValueError: it is neither.
     """
-    if isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0:
+    if isinstance(value, (int, float, Decimal)) or getattr(value, "ndim", None) == 0:
         return None
     here = getattr(value, "cpu", None)
-    items = snapshot.sequence(here() if callable(here) else value)
+    if callable(here):
+        value = here()
+    elif isinstance(value, (list, tuple)) and any(isinstance(item, Decimal) for item in value):
+        value = [float(item) if isinstance(item, Decimal) else item for item in value]
+    items = snapshot.sequence(value)
     if items is None:
         raise ValueError("neither a number nor a sequence of numbers")
     return items
-
-
-def _shown(value: Any) -> str:
-    return snapshot.text(value)[:80]

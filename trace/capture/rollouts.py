@@ -248,7 +248,7 @@ def integer(value: Any) -> int | None:
 def _whole(name: str, value: Any, notes: list[str]) -> int | None:
     number = integer(value)
     if number is None:
-        notes.append(f"{name}={_shown(value)}, which is not an integer of 64 bits, and is left out")
+        notes.append(f"{name}={shown(value)}, which is not an integer of 64 bits, and is left out")
     return number
 
 
@@ -263,7 +263,7 @@ def _flag(value: Any, notes: list[str]) -> bool:
         taken = bool(value)
     except Exception:
         taken = False
-    notes.append(f"validate={_shown(value)}, which is neither true nor false, and is taken for {taken}")
+    notes.append(f"validate={shown(value)}, which is neither true nor false, and is taken for {taken}")
     return taken
 
 
@@ -278,7 +278,7 @@ def _sample(value: Any, notes: list[str]) -> int | str | None:
     try:
         return clean(str(value))
     except Exception:
-        notes.append(f"sample_index={_shown(value)}, which has no text, and is recorded as its type")
+        notes.append(f"sample_index={shown(value)}, which has no text, and is recorded as its type")
         return text(value)
 
 
@@ -288,7 +288,7 @@ def _version(value: Any, notes: list[str]) -> int | str | None:
     number = integer(value)
     if number is not None:
         return number
-    said = f"policy_version={_shown(value)}, which is neither an integer of 64 bits nor a text"
+    said = f"policy_version={shown(value)}, which is neither an integer of 64 bits nor a text"
     if isinstance(value, (int, float)):
         notes.append(f"{said}, and is recorded as text")
         return str(value)
@@ -296,7 +296,8 @@ def _version(value: Any, notes: list[str]) -> int | str | None:
     return None
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Give a value for a note on what was left out of it."""
     said = text(value)
     said = f"{said[:80]}…" if len(said) > 80 else said
     return repr(said) if isinstance(value, str) else said

@@ -290,21 +290,26 @@ class Writer:
             groups.setdefault(scope.rollout.trace_id, []).append(encoded)
             rollouts.append(scope.rollout)
             self._breathe()
-        spans = sum(map(len, groups.values()))
         try:
-            self._journal.append(b"".join(map(self._lines.line, groups.values())))
+            self._append(list(groups.values()), rollouts)
+        finally:
+            with self._room:
+                self._queued_bytes -= size
+                self._room.notify_all()
+
+    def _append(self, groups: list[list[bytes]], rollouts: list[Rollout]) -> None:
+        spans = sum(map(len, groups))
+        try:
+            self._journal.append(b"".join(map(self._lines.line, groups)))
             self.written += spans
         except PartlyWritten as error:
-            kept = sum(map(len, list(groups.values())[: error.lines]))
+            kept = sum(map(len, groups[: error.lines]))
             self.written += kept
             with self._lock:
-                self._drop(f"journal: {error.strerror or error}", spans - kept)
+                self._drop(f"journal: {error.strerror}", spans - kept)
             for rollout in rollouts:
                 rollout.forget()
             self._recorder.trouble(f"could not write to the store {self._recorder.config.store}", error)
-        with self._room:
-            self._queued_bytes -= size
-            self._room.notify_all()
 
     def _write_expired(self) -> None:
         scope, reason = self._expired.popleft()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 from .. import semconv
@@ -73,7 +73,7 @@ def _fitting(
     size = len(trained)
     if size and len(values) >= size:
         masked = mask is not None and len(mask) == len(values) and not any(mask[size:])
-        if masked or not any(values[size:]):
+        if masked or all(value == 0 or isnan(value) for value in values[size:]):
             return values[:size]
     if size and len(values) == sum(map(bool, trained)):
         waiting = iter(values)

@@ -35,8 +35,9 @@ _SEGMENT = re.compile(r"(?P<writer>.+)\.(?P<number>\d{4,})\.jsonl")
 class PartlyWritten(OSError):  # noqa: N818 - says what happened
     """Lines could not be written to the journal; ``lines`` says how many of them were."""
 
-    def __init__(self, error: OSError, lines: int) -> None:
-        super().__init__(error.errno, error.strerror)
+    def __init__(self, error: Exception, lines: int) -> None:
+        strerror = error.strerror if isinstance(error, OSError) else None
+        super().__init__(getattr(error, "errno", None), strerror or f"{type(error).__name__}: {error}")
         self.lines = lines
 
 
@@ -120,7 +121,7 @@ class SegmentWriter:
                 lines, before = b"\n" + lines, 1
             while written < len(lines):
                 written += os.write(self._file, lines[written:])
-        except OSError as error:
+        except Exception as error:  # also a MemoryError: whoever waits for room must hear of it
             self._torn = self._torn or written > 0
             raise PartlyWritten(error, lines[before:written].count(b"\n")) from error
         finally:
