@@ -20,9 +20,10 @@ loop stood still. Here prompts grow from 30,720 to 32,768 ids, and the rollouts 
 in the same turn of the loop. Several steps run untraced, one after the other, and then as many traced; from
 the worst stall of the traced ones that of the untraced ones is taken off. They have to be several: the worst
 stalls, traced or not, are walks of Python's garbage collector over the lists of the program, and the long
-ones come every other step. How many walks there were, and what they took, stands beside. The same with the
-collector switched off shows what tracing itself holds up. What happens when all rollouts begin in the same
-turn of the loop stands in a line of its own.
+one is every eleventh. Where in a step that one falls decides how many lists it finds, so each step begins at
+another place of that cycle, the same for both. How many walks there were, and what they took, stands beside.
+The same with the collector switched off shows what tracing itself holds up. What happens when all rollouts
+begin in the same turn of the loop stands in a line of its own.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ RESPONSE = 256
 OBSERVATION = "The document says that the answer is in the other document. " * 5
 SHORT, LONG = (2_048, 8_192), (30_720, 32_768)
 """Prompt ids of the first and of the last turn."""
+CYCLE = 11
+"""Walks of the garbage collector over its youngest generation until one covers the second as well."""
 
 
 class Program:
@@ -215,8 +218,12 @@ def _pairs(
     if not collector:
         gc.disable()
     if in_a_row:
-        found["untraced"] = [asyncio.run(work.step(untraced, number_)) for number_ in range(rounds)]
+        for number_ in range(rounds):
+            _turn_to(number_ * CYCLE // rounds)
+            found["untraced"].append(asyncio.run(work.step(untraced, number_)))
     for number_ in range(rounds):
+        if in_a_row:
+            _turn_to(number_ * CYCLE // rounds)
         if not in_a_row:
             found["untraced"].append(asyncio.run(work.step(untraced, number_)))
         if backlog:
@@ -235,6 +242,13 @@ def _pairs(
     gc.enable()
     gc.unfreeze()
     return {**found, "spans": recorded - begin, "kept": _kept(way) - begin}
+
+
+def _turn_to(place: int) -> None:
+    """Turn the garbage collector to a place of the cycle that ends with a walk over its second generation."""
+    gc.collect(1)
+    for _ in range(place):
+        gc.collect(0)
 
 
 async def _first(rollout: Any) -> None:

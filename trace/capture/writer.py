@@ -29,12 +29,13 @@ CHILD_PATIENCE = 10.0
 """Seconds that the end of a child of multiprocessing may wait for its writer."""
 _LAST_SAVE = 0.5
 """Seconds that the last counters may take when the disk was too slow for the rest."""
-_BATCH = 64
+_BATCH, _BATCH_BYTES = 64, 2**18
+"""Spans, and bytes of them, that are joined at most: joining holds the interpreter's lock."""
 _SLICE, _BREATH = 0.0005, 0.00005
 """Seconds of work after which this thread sleeps, and for how long. A thread that only offers the
 interpreter's lock mostly takes it back before another one, an event loop's for instance, has woken up."""
-_OpenLine = tuple[Scope, tuple[int, int], bytes]
-"""An open span, how many rewards and facts it had when it was encoded, and its line."""
+_OpenLine = tuple[tuple[int, int], bytes]
+"""Of an open span, how many rewards and facts it had when it was encoded, and its line."""
 _SPAN_BYTES = 1_536
 """Memory of a queued span beside its payload, as measured."""
 _NUMBER_BYTES = 40
@@ -275,8 +276,8 @@ class Writer:
     def _write_batch(self) -> None:
         groups: dict[str, list[bytes]] = {}
         rollouts: list[Rollout] = []
-        count = size = 0
-        while self._queue and count < _BATCH:
+        count = size = written = 0
+        while self._queue and count < _BATCH and written < _BATCH_BYTES:
             scope, weight = self._queue.popleft()
             count += 1
             size += weight
@@ -287,6 +288,7 @@ class Writer:
                 with self._lock:
                     self._drop("not encodable")
                 continue
+            written += len(encoded)
             groups.setdefault(scope.rollout.trace_id, []).append(encoded)
             rollouts.append(scope.rollout)
             self._breathe()
@@ -326,22 +328,26 @@ class Writer:
         now = time.time_ns()
         horizon = now - int(age * 1e9)
         shown: dict[int, _OpenLine] = {}
-        for scope in self._recorder.open_scopes():
+        scopes = self._recorder.open_scopes()
+        scopes.reverse()
+        while scopes:
+            # What ended meanwhile is let go of one by one: to free many long prompts at once takes a while.
+            scope = scopes.pop()
             if scope.start_ns > horizon:
                 continue
             if self._open_timeout is not None and scope.start_ns < now - self._open_timeout * 1e9:
                 self._recorder.expire(scope, f"open for more than {self._open_timeout:g} s")
                 continue
             said = len(scope.rewards or ()), len(scope.annotations or ())
-            known = self._open_lines.get(id(scope))
-            if known is None or known[:2] != (scope, said):
-                known = (scope, said, self._lines.line([self._encoder.encode_open(scope)]))
+            known = self._open_lines.get(scope.span_id)
+            if known is None or known[0] != said:
+                known = (said, self._lines.line([self._encoder.encode_open(scope)]))
                 self._breathe()
                 if self._queue:
                     self._write_batch()
-            shown[id(scope)] = known
+            shown[scope.span_id] = known
         if shown != self._open_lines:
-            self._journal.set_open_spans(b"".join(line for _, _, line in shown.values()))
+            self._journal.set_open_spans(b"".join(line for _, line in shown.values()))
             self._open_lines = shown
 
     def _full(self) -> str:
