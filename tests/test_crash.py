@@ -174,6 +174,30 @@ def test_an_end_that_python_sees_loses_nothing_and_stays_what_it_was(tmp_path: P
     assert (status.recorded, status.dropped) == (1020, 0)
 
 
+def test_an_interrupt_during_a_walk_of_the_garbage_collector_reaches_the_program(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import gc
+        trackway.configure(store="store", sync="off")
+        with trajectory(step=1, sample_index=0):
+            call(1)
+        held = [[0] * 1_000_000 for _ in range(20)]
+        caught = 0
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        for _ in range(20):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.002)
+                gc.collect()
+                time.sleep(1)
+            except KeyboardInterrupt:
+                caught += 1
+        say(caught)
+        """,
+    )
+    assert (done.returncode, done.stderr, said(done.stdout)) == (0, "", [20])
+
+
 def test_rollouts_that_shutdown_finds_running_are_kept_as_far_as_they_came(tmp_path: Path) -> None:
     done = run(
         tmp_path,

@@ -381,13 +381,14 @@ _current: ContextVar[Scope | Elsewhere | NotSampled | None] = ContextVar("trackw
 _run: ContextVar[str | None] = ContextVar("trackway-run", default=None)
 
 
-_collector = 0
-"""The thread on which the garbage collector runs now."""
+# What the garbage collector last said, to each thread and to all: "start" or "stop" comes last.
+_told_here = threading.local()
+_told: dict[str, Any] = {"start": None, "stop": None}
 
-
-def _note_collection(phase: str, _: dict[str, int]) -> None:
-    global _collector
-    _collector = threading.get_ident() if phase == "start" else 0
+if sys.version_info < (3, 12):
+    # No code of Python's may run there: a signal that came during a walk would be handled in it, and what the
+    # handler raises, a KeyboardInterrupt for instance, would be lost. So these are methods of built-in types.
+    gc.callbacks += [_told_here.__setattr__, _told.pop, _told.__setitem__]
 
 
 def _is_collecting() -> bool:
@@ -396,11 +397,7 @@ def _is_collecting() -> bool:
     Before Python 3.12 it may run in the middle of a ``ContextVar.set``, and one inside of that breaks it: it
     is lost, or memory is freed twice. So what ends here becomes current nowhere.
     """
-    return _collector != 0 and _collector == threading.get_ident()
-
-
-if sys.version_info < (3, 12):
-    gc.callbacks.append(_note_collection)
+    return next(reversed(_told)) == "start" and getattr(_told_here, "start", None) is _told["start"]
 
 
 def current() -> Scope | Elsewhere | NotSampled | None:
