@@ -397,7 +397,8 @@ def _is_collecting() -> bool:
     Before Python 3.12 it may run in the middle of a ``ContextVar.set``, and one inside of that breaks it: it
     is lost, or memory is freed twice. So what ends here becomes current nowhere.
     """
-    return next(reversed(_told)) == "start" and getattr(_told_here, "start", None) is _told["start"]
+    # A list is made in one go; between two steps of an iterator there may be another walk.
+    return list(_told)[-1] == "start" and getattr(_told_here, "start", None) is _told["start"]
 
 
 def current() -> Scope | Elsewhere | NotSampled | None:
