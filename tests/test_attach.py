@@ -129,6 +129,11 @@ def test_everything_that_is_attached_is_read_back() -> None:
         (np.arange(6), "[(0.0, 1.0, 2.0), (3.0, 4.0), (5.0,)]"),
         (np.array([[1.5, 2.5, 3.5, 4.5]], dtype=np.float16), "[(1.5, 2.5, 3.5), (), (4.5,)]"),
         ([np.float64(1), np.int32(2), 3, 4], "[(1.0, 2.0, 3.0), (), (4.0,)]"),
+        ([[Decimal(1), 2, 3, 4]], "[(1.0, 2.0, 3.0), (), (4.0,)]"),
+        (np.array([Decimal(1), None, 3, 4], dtype=object), "[(1.0, nan, 3.0), (), (4.0,)]"),
+        (np.array([1, 2, 3, 4], dtype=np.longdouble), "[(1.0, 2.0, 3.0), (), (4.0,)]"),
+        (np.array([1, 2, 3, 4], dtype=np.uint8), "[(1.0, 2.0, 3.0), (), (4.0,)]"),
+        ([1, 2, 3, 4, 5, None, None, 0], "[(1.0, 2.0, 3.0), (4.0, 5.0), (nan,)]"),  # None is not known
     ],
 )
 def test_values_stand_beside_the_tokens_they_are_about(given: Any, expected: str) -> None:
@@ -168,6 +173,38 @@ def test_padding_that_the_mask_marks_is_cut_whatever_stands_there() -> None:
         found = one(recorded)
     assert response(found, "trainer_logprobs") == [(-1.0, -2.0, -3.0), (-4.0, -5.0), (-6.0,)]
     assert response(found, "mask") == [(1, 1, 1), (0, 0), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("mask", [1, None, 1, 1, 1, 1], "a mask has 0 and 1, and this one None"),
+        ("mask", [1, "x", 1, 1, 1, 1], "it holds a str, which is no number"),
+        ("advantages", [1, "x", 3, 4], "it holds a str, which is no number"),
+        ("returns", [1, [2], 3, 4], "it holds a list, which is no number"),
+        ("trainer_logprobs", [None, 1 + 2j, 3], "it holds a complex, which is no number"),
+        ("advantages", ["a", "b", "c", "d"], "neither a number nor a sequence of numbers"),
+    ],
+)
+def test_a_sequence_that_is_none_is_left_out_with_one_reason(name: str, given: Any, said: str) -> None:
+    with recording() as recorded:
+        record()
+        attach("1/17/0", **{name: given})
+        found = one(recorded)
+    assert response(found, name) == [(), (), ()]
+    (note,) = found.notes
+    assert note.startswith(f"attach(...) was given {name}=[")
+    assert note.endswith(f", which is left out: {said}")
+
+
+def test_in_a_mask_nan_counts_as_0() -> None:
+    with recording() as recorded:
+        record()
+        attach("1/17/0", mask=[1, math.nan, 1, 0, 0, 1, math.nan, math.nan])
+        found = one(recorded)
+    assert response(found, "mask") == [(1, 0, 1), (0, 0), (1,)]
+    (note,) = found.notes
+    assert note.endswith("of which 3 of 8 are neither 0 nor 1; those above 0 count as 1")
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5, 7, 8])
@@ -568,6 +605,25 @@ def test_mlflow_shows_what_was_said_before_while_and_after_a_rollout_ran(mlflow:
         locations=[experiment.experiment_id], filter_string="tags.trained_step = '4'"
     )
     assert [item.info.trace_id for item in found] == [f"tr-{running.trace_id}"]
+
+
+def test_mlflow_shows_values_that_are_no_finite_numbers(mlflow: Mlflow) -> None:
+    record()
+    attach(
+        "1/17/0",
+        rewards={"judge": math.nan},
+        advantages=[1.0, math.nan, None, 4.0],
+        returns=math.nan,
+        trainer_logprobs=-math.inf,
+    )
+    found = mlflow.recorded.trajectory()
+    mlflow.sync()
+    trace = mlflow.trace(found.trace_id)
+    root = next(span for span in trace.data.spans if span.parent_id is None)
+    assert root.outputs["attached"] == {"advantages": "nan", "returns": "nan", "trainer_logprobs": "-inf"}
+    told = {name: root.attributes[f"trackway.attached.{name}"] for name in ("returns", "trainer_logprobs")}
+    assert told == {"returns": "nan", "trainer_logprobs": "-inf"}
+    assert dict(mlflow.rewards(found.trace_id))["judge"] is None
 
 
 def test_mlflow_forgets_what_turned_out_to_be_of_a_later_attempt(mlflow: Mlflow) -> None:

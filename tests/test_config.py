@@ -520,6 +520,25 @@ def test_a_wrong_value_names_the_key_the_value_and_what_is_allowed(name, value):
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_queue_bytes", 1, "a whole number of bytes, at least 4,096: a span must fit in"),
+        ("max_segment_bytes", -1, "a whole number of bytes, at least 4,096: a line must fit in"),
+        ("max_open_spans", 0, "a whole number, at least 1"),
+        ("open_timeout", 0, "a number of at least 0.1, or null"),
+    ],
+)
+def test_a_limit_that_is_too_small_is_refused_with_the_least_one(name, value, expected):
+    assert message(**{name: value}) == f"{name}={value} is not allowed; expected {expected}"
+
+
+def test_the_least_limits_are_taken():
+    config = load(max_queue_bytes=4096, max_segment_bytes="4096", max_open_spans=1, open_timeout=0.1)
+    assert (config.max_queue_bytes, config.max_segment_bytes) == (4096, 4096)
+    assert (config.max_open_spans, config.open_timeout) == (1, 0.1)
+
+
+@pytest.mark.parametrize(
     ("config", "environ", "start"),
     [
         ({"max_length": "abc"}, {}, "max_length='abc'"),

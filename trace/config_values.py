@@ -146,6 +146,7 @@ def _text(value: Any) -> str:
     raise ValueError("a text that is not empty (in quotes where YAML would read something else)")
 
 
+_LEAST_BYTES = 4096
 _NEED_HOST = ("http", "https", "postgresql", "mysql", "mssql")
 _URI_SCHEMES = (*_NEED_HOST, "file", "sqlite", "databricks", "databricks-uc")
 
@@ -241,6 +242,13 @@ def _whole(low: int, value: Any) -> int:
     return number
 
 
+def _bytes(reason: str, value: Any) -> int:
+    try:
+        return _whole(_LEAST_BYTES, value)
+    except ValueError:
+        raise ValueError(f"a whole number of bytes, at least {_LEAST_BYTES:,}: {reason}") from None
+
+
 def _number(low: float, high: float, value: Any) -> float:
     try:
         number = float(value)
@@ -316,7 +324,6 @@ def _backend(value: Any) -> tuple[str, ...]:
 
 _count = partial(_whole, 0)
 _positive = partial(_whole, 1)
-_bytes = partial(_whole, 4096)
 _share = partial(_number, 0, 1)
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
@@ -350,12 +357,12 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "logprob_fields": _names,
     "redact": _names,
     "max_array_items": _count,
-    "max_queue_bytes": _bytes,
+    "max_queue_bytes": partial(_bytes, "a span must fit in"),
     "queue_policy": partial(_choice, ("drop", "block")),
     "queue_timeout": partial(_number, 0, math.inf),
     "max_open_spans": _positive,
     "open_timeout": partial(_optional, partial(_number, 0.1, math.inf)),
-    "max_segment_bytes": _bytes,
+    "max_segment_bytes": partial(_bytes, "a line must fit in"),
 }
 TEXTS = ("store", "project", "experiment", "tracking_uri", "run_id", "tokenizer", "sync", "queue_policy")
 """Fields whose value is the text as it was typed, also where it looks like a number."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from itertools import groupby
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -53,7 +54,8 @@ def attach(
     elsewhere is copied over, which waits for what its device is doing. They have one value for each token
     of the response, which is everything after the first prompt, tool tokens included, or for each trained
     token only. Padding at their end is left out: 0, NaN, or whatever stands where a mask of the same length
-    has only 0. NaN elsewhere is kept. One number is the value of all trained tokens.
+    has only 0. NaN elsewhere is kept, and so is None as NaN; a mask has no None. Values are kept as float32.
+    One number is the value of all trained tokens.
 
     Args:
         key: the rollout: a ``TrajectoryKey`` or its text, a trace id, or an object that has one: what ``with
@@ -161,6 +163,8 @@ def _mask(scope: Scope, name: str, value: Any, notes: list[str]) -> None:
     items = _sequence(value)
     if items is None:
         raise ValueError("no sequence of 0 and 1")
+    if None in items:
+        raise ValueError("a mask has 0 and 1, and this one None")
     odd = sum(item not in (0, 1) for item in items)
     if odd:
         notes.append(
@@ -201,7 +205,7 @@ _SEQUENCES = {
 
 
 def _sequence(value: Any) -> tuple[Any, ...] | None:
-    """Copy a sequence of numbers; None for a single one.
+    """Copy a sequence of numbers, among which None may be; None for a single number.
 
     Raises:
         ValueError: it is neither.
@@ -211,9 +215,17 @@ def _sequence(value: Any) -> tuple[Any, ...] | None:
     here = getattr(value, "cpu", None)
     if callable(here):
         value = here()
-    elif isinstance(value, (list, tuple)) and any(isinstance(item, Decimal) for item in value):
-        value = [float(item) if isinstance(item, Decimal) else item for item in value]
+    elif isinstance(value, (list, tuple)) or str(getattr(value, "dtype", "")) == "object":
+        value = _without_decimals(value)
     items = snapshot.sequence(value)
     if items is None:
         raise ValueError("neither a number nor a sequence of numbers")
+    for kind in set(map(type, items)) - {type(None)}:
+        if not issubclass(kind, Real):
+            raise ValueError(f"it holds a {kind.__name__}, which is no number")
     return items
+
+
+def _without_decimals(value: Any) -> list[Any]:
+    row = value[0] if len(value) == 1 and isinstance(value[0], (list, tuple)) else value
+    return [float(item) if isinstance(item, Decimal) else item for item in row]
