@@ -14,6 +14,8 @@ import trackway
 from trackway import llm_trace, tool_trace, trajectory
 from trackway.trace import semconv
 from trackway.trace.capture import runtime
+from trackway.trace.capture.encode import SpanEncoder
+from trackway.trace.store.otlp import LineEncoder
 from trackway.trace.testing import recording
 
 SPAN = 1_600
@@ -356,4 +358,34 @@ def test_whatever_keeps_a_batch_from_the_disk_it_is_counted_and_its_room_is_free
     assert len(failures) == 3
     assert status.dropped_by_reason == {"journal: MemoryError: no room for it": status.dropped}
     assert status.recorded == 201 == stored + status.dropped
+    assert 0 < status.dropped < 100
+
+
+def test_spans_that_cannot_be_joined_or_encoded_are_counted_and_their_room_is_free(monkeypatch, swallowing):
+    join, encode, failures = LineEncoder.line, SpanEncoder.encode, []
+
+    def fails(self, spans):
+        if threading.current_thread().name == "trackway-writer" and len(failures) < 3:
+            failures.append(1)
+            raise MemoryError("no room for it")
+        return join(self, spans)
+
+    def encodes(self, scope):
+        if scope.inputs == b'{"argument":150}':
+            raise ValueError("odd")
+        return encode(self, scope)
+
+    monkeypatch.setattr(LineEncoder, "line", fails)
+    monkeypatch.setattr(SpanEncoder, "encode", encodes)
+    with recording(max_queue_bytes=4 * SPAN, queue_policy="block", queue_timeout=30) as rec:
+        with trajectory(step=1, sample_index=1):
+            for number in range(200):
+                lookup(number)
+        status = rec.status()
+        stored = sum(len(found.spans) for found in rec.trajectories())
+    reasons = status.dropped_by_reason
+    assert len(failures) == 3
+    assert set(reasons) == {"journal: MemoryError: no room for it", "not encodable"}
+    assert reasons["not encodable"] == 1
+    assert status.recorded == 201 == stored + sum(reasons.values())
     assert 0 < status.dropped < 100

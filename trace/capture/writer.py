@@ -276,6 +276,7 @@ class Writer:
     def _write_batch(self) -> None:
         groups: dict[str, list[bytes]] = {}
         rollouts: list[Rollout] = []
+        failures: list[Exception] = []
         count = size = written = 0
         while self._queue and count < _BATCH and written < _BATCH_BYTES:
             scope, weight = self._queue.popleft()
@@ -284,31 +285,37 @@ class Writer:
             try:
                 encoded = self._encoder.encode(scope)
             except Exception as error:
-                self._recorder.trouble("could not encode a span", error)
-                with self._lock:
-                    self._drop("not encodable")
+                failures.append(error)
                 continue
             written += len(encoded)
             groups.setdefault(scope.rollout.trace_id, []).append(encoded)
             rollouts.append(scope.rollout)
             self._breathe()
         try:
+            if failures:
+                with self._lock:
+                    self._drop("not encodable", len(failures))
             self._append(list(groups.values()), rollouts)
         finally:
             with self._room:
                 self._queued_bytes -= size
                 self._room.notify_all()
+        # Said when all is counted: under TRACKWAY_STRICT it raises.
+        for failure in failures:
+            self._recorder.trouble("could not encode a span", failure)
 
     def _append(self, groups: list[list[bytes]], rollouts: list[Rollout]) -> None:
         spans = sum(map(len, groups))
         try:
             self._journal.append(b"".join(map(self._lines.line, groups)))
             self.written += spans
-        except PartlyWritten as error:
-            kept = sum(map(len, groups[: error.lines]))
+        except Exception as error:  # of the disk, or no memory to join them
+            kept, reason = 0, f"{type(error).__name__}: {error}"
+            if isinstance(error, PartlyWritten):
+                kept, reason = sum(map(len, groups[: error.lines])), str(error.strerror)
             self.written += kept
             with self._lock:
-                self._drop(f"journal: {error.strerror}", spans - kept)
+                self._drop(f"journal: {reason}", spans - kept)
             for rollout in rollouts:
                 rollout.forget()
             self._recorder.trouble(f"could not write to the store {self._recorder.config.store}", error)
