@@ -224,7 +224,7 @@ def _pairs(
     for number_ in range(rounds):
         if in_a_row:
             _turn_to(number_ * CYCLE // rounds)
-        if not in_a_row:
+        else:
             found["untraced"].append(asyncio.run(work.step(untraced, number_)))
         if backlog:
             asyncio.run(work.all(instant, 1_000 + number_))

@@ -6,6 +6,7 @@ import typing
 import pydantic
 import pytest
 
+import trackway
 from trackway import llm_trace, reward, rollout_trace, tool_trace, trajectory
 from trackway.trace import semconv
 from trackway.trace.capture.encode import SpanEncoder
@@ -290,3 +291,20 @@ def test_what_a_rollout_brings_cannot_forge_or_steer_the_log(swallowing, caplog)
     (message,) = (found.getMessage() for found in caplog.records if "reward" in found.getMessage())
     assert r"1\n2026-01-01 ERROR trackway: all is lost\x1b[2J\u202e" in message
     assert message.isprintable()
+
+
+def test_a_program_whose_log_fails_is_recorded_all_the_same(swallowing):
+    def refuse(_):
+        raise ZeroDivisionError
+
+    log = logging.getLogger("trackway")
+    log.addFilter(refuse)
+    try:
+        with recording() as recorded:
+            for number in range(3):
+                with trajectory(step=1, sample_index=number):
+                    reward("score", object())  # said once
+            trackway.flush()
+            assert [found.name for found in recorded.trajectories()] == ["1/0/0", "1/1/0", "1/2/0"]
+    finally:
+        log.removeFilter(refuse)
