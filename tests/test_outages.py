@@ -272,7 +272,9 @@ STUCK = {
 
 
 @pytest.mark.parametrize("what", STUCK)
-@pytest.mark.parametrize("end", ["trackway.shutdown(0.5)", "trackway.flush(0.3); trackway.shutdown(0.2)"])
+@pytest.mark.parametrize(
+    "end", ["trackway.shutdown(0.5)", "now = trackway.flush(0.3); trackway.shutdown(0.2)"]
+)
 def test_a_writer_that_hangs_does_not_keep_the_process_from_ending(
     tmp_path: Path, what: str, end: str
 ) -> None:
@@ -296,10 +298,14 @@ def test_a_writer_that_hangs_does_not_keep_the_process_from_ending(
         for sample in range(10):
             with trajectory(step=2, sample_index=sample): generate([1])
         {end}
+        if "now" in globals(): print(now.recorded, now.pending, now.dropped)
         sys.exit(9)
         """,
     )
     assert done.returncode == 9
+    if "flush" in end:
+        assert said(done.stdout) == [22, 22, 0]
+        assert done.stderr.count("after 0.3 s not all is in the store") == 1
     status = open_store(tmp_path / "store").status()
     assert (status.recorded, status.exported) == (22, 2)
     assert status.dropped == 20

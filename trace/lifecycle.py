@@ -248,8 +248,8 @@ def flush(timeout: float = 10.0) -> StoreStatus:
         timeout: seconds to wait at most. Rollouts that still run are not waited for.
 
     Returns:
-        The counts of the store at that moment; of this process alone where the store cannot be read, or not
-        in time.
+        The counts of the store at that moment; of this process alone where what it recorded could not be
+        written in time, or the store not be read.
 
     Raises:
         ConfigError: nothing is recorded in this process.
@@ -259,17 +259,25 @@ def flush(timeout: float = 10.0) -> StoreStatus:
         raise ConfigError("nothing is recorded in this process: call trackway.configure(...) first")
     deadline = time.monotonic() + timeout
     writer = active.recorder.writer
-    writer.flush(timeout)
+    status = None
+    written = writer.flush(timeout)
     if _lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
         try:
             _retire(deadline)
         finally:
             _lock.release()
     try:
-        status = _by(deadline + _LOOK, lambda: _wait_for_arrival(active.config, deadline))
+        if written:
+            status = _by(deadline + _LOOK, lambda: _wait_for_arrival(active.config, deadline))
+        else:
+            log.warning(
+                "after %g s not all is in the store %s that this process recorded; it is written as soon as "
+                "that can be",
+                timeout,
+                active.config.store,
+            )
     except (OSError, StoreError, sqlite3.Error) as error:
         log.warning("the store %s cannot be read: %s", active.config.store, error)
-        status = None
     if status is None:
         dropped = sum(writer.dropped.values())
         status = StoreStatus(writer.recorded, 0, writer.recorded - dropped, dropped)
