@@ -534,3 +534,28 @@ def test_large_records_of_many_processes_and_threads_do_not_mix(tmp_path: Path) 
         number = large.inputs["number"]
         assert large.outputs == large.inputs["text"] == chr(97 + number % 26) * 300_000
     assert store.status().torn_lines == 0
+
+
+@pytest.mark.parametrize(
+    "moment", ["CREATE TABLE trajectories", "CREATE TABLE lines", "PRAGMA user_version = "]
+)
+def test_a_reader_that_dies_while_it_makes_the_index_is_in_nobodys_way(tmp_path: Path, moment: str) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        import sqlite3
+        trackway.configure(store="store", sync="off")
+        with trajectory(step=1, sample_index=0):
+            call(1)
+        trackway.shutdown()
+        connect = sqlite3.connect
+        def watched(*args, **options):
+            found = connect(*args, **options)
+            found.set_trace_callback(lambda said: os._exit(7) if {moment!r} in said else None)
+            return found
+        sqlite3.connect = watched
+        trackway.open_store("store")
+        """,
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+    assert [item.name for item in open_store(tmp_path / "store").query()] == ["1/0/0"]

@@ -95,8 +95,9 @@ class Index:
             db.execute("PRAGMA synchronous = OFF")
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version == 0:
-                db.executescript(_SCHEMA + lines.SCHEMA + joining.SCHEMA)
-                db.execute(f"PRAGMA user_version = {VERSION}")
+                # At once: a process may die at any moment, and half of it would be in everybody's way.
+                tables = _SCHEMA + lines.SCHEMA + joining.SCHEMA
+                db.executescript(f"BEGIN; {tables} PRAGMA user_version = {VERSION}; COMMIT")
             elif version != VERSION:
                 db.close()
                 raise sqlite3.DatabaseError("another version")
