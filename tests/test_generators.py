@@ -492,3 +492,59 @@ def test_a_stream_that_repeats_one_token_keeps_every_one():
         list(stream())
         (span,) = rec.spans()
     assert span.response_ids == (5, 5, 5)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("ends", ["exhausted", "closed"])
+def test_a_rollout_that_a_generator_opens_and_yields_inside_is_its_own_only(asynchronous, ends):
+    @tool_trace
+    def inner(of):
+        return of
+
+    @rollout_trace
+    def rollouts():
+        for number in range(2):
+            with trajectory(step=2, sample_index=number):
+                inner(f"rollout {number}")
+                yield number
+                inner(f"rollout {number}")
+
+    @rollout_trace
+    async def async_rollouts():
+        for number in range(2):
+            with trajectory(step=2, sample_index=number):
+                inner(f"rollout {number}")
+                yield number
+                inner(f"rollout {number}")
+
+    def consume():
+        items = rollouts()
+        for _ in items:
+            inner("consumer")
+            if ends == "closed":
+                items.close()
+        inner("consumer")
+
+    async def async_consume():
+        items = async_rollouts()
+        async for _ in items:
+            inner("consumer")
+            if ends == "closed":
+                await items.aclose()
+        inner("consumer")
+
+    with recording() as recorded:
+        with trajectory(step=1, sample_index=0):
+            asyncio.run(async_consume()) if asynchronous else consume()
+        found = {item.name: item for item in recorded.trajectories()}
+    whose = {
+        name: [span.inputs["of"] for span in item.spans if span.name.endswith("inner")]
+        for name, item in found.items()
+    }
+    if ends == "exhausted":
+        own = {f"2/{n}/0": [f"rollout {n}"] * 2 for n in range(2)}
+        assert whose == {"1/0/0": ["consumer"] * 3, **own}
+        assert {item.status for item in found.values()} == {"ok"}
+    else:
+        assert whose == {"1/0/0": ["consumer"] * 2, "2/0/0": ["rollout 0"]}
+        assert found["1/0/0"].status == "ok"

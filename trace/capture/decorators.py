@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from ..model import Kind
 from . import runtime
 from .calls import Call, Target
-from .scope import NotSampled
+from .scope import Alternating, NotSampled
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -150,27 +150,31 @@ def _generator(fn: Callable[..., Any], target: Target) -> Callable[..., Any]:
             return (yield from fn(*args, **kwargs))
         generator: Any = None
         resume: Callable[[], Any] = lambda: generator.send(None)  # noqa: E731
+        places = Alternating()
         while True:
-            call.enter()
+            places.resume()
             try:
                 if generator is None:
+                    call.enter()
                     generator = fn(*args, **kwargs)
                 item = resume()
             except StopIteration as stop:
                 call.leave()
+                places.pause()
                 call.succeed(stop.value)
                 return stop.value
             except BaseException as error:
                 resume = _nothing  # it may hold this very error, whose traceback holds this frame
                 call.leave()
+                places.pause()
                 call.fail(error)
                 raise
-            call.leave()
+            places.pause()
             call.item(item)
             try:
                 sent = yield item
             except GeneratorExit:
-                _close(call, generator)
+                _close(call, places, generator)
                 raise
             except BaseException as error:
                 resume = functools.partial(generator.throw, error)
@@ -180,15 +184,17 @@ def _generator(fn: Callable[..., Any], target: Target) -> Callable[..., Any]:
     return wrapper
 
 
-def _close(call: Call | NotSampled, generator: Any) -> None:
-    call.enter()
+def _close(call: Call | NotSampled, places: Alternating, generator: Any) -> None:
+    places.resume()
     try:
         generator.close()
     except BaseException as error:
         call.leave()
+        places.pause()
         call.fail(error)
         raise
     call.leave()
+    places.pause()
     call.stop_early()
 
 
@@ -202,27 +208,31 @@ def _async_generator(fn: Callable[..., Any], target: Target) -> Callable[..., An
             call = NotSampled()  # an async generator cannot delegate with `yield from`
         generator: Any = None
         resume: Callable[[], Any] = lambda: _first(generator)  # noqa: E731
+        places = Alternating()
         while True:
-            call.enter()
+            places.resume()
             try:
                 if generator is None:
+                    call.enter()
                     generator = fn(*args, **kwargs)
                 item = await resume()
             except StopAsyncIteration:
                 call.leave()
+                places.pause()
                 call.succeed(None)
                 return
             except BaseException as error:
                 resume = _nothing  # it may hold this very error, whose traceback holds this frame
                 call.leave()
+                places.pause()
                 call.fail(error)
                 raise
-            call.leave()
+            places.pause()
             call.item(item)
             try:
                 sent = yield item
             except GeneratorExit:
-                await _aclose(call, generator)
+                await _aclose(call, places, generator)
                 raise
             except BaseException as error:
                 resume = functools.partial(generator.athrow, error)
@@ -246,13 +256,15 @@ def _nothing() -> None:
     pass
 
 
-async def _aclose(call: Call | NotSampled, generator: Any) -> None:
-    call.enter()
+async def _aclose(call: Call | NotSampled, places: Alternating, generator: Any) -> None:
+    places.resume()
     try:
         await generator.aclose()
     except BaseException as error:
         call.leave()
+        places.pause()
         call.fail(error)
         raise
     call.leave()
+    places.pause()
     call.stop_early()

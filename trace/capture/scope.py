@@ -411,6 +411,21 @@ def carried_run() -> str | None:
     return _run.get()
 
 
+_Place = tuple["Scope | Elsewhere | NotSampled | None", "Context", "str | None"]
+"""Of the code that runs: the innermost open scope, OpenTelemetry's context, the MLflow run that is active."""
+
+
+def _place() -> _Place:
+    return _current.get(), otel_context.get_current(), _run.get()
+
+
+def _stand(place: _Place) -> None:
+    scope, otel, run = place
+    _current.set(scope)
+    _run.set(run)
+    otel_context.attach(otel)
+
+
 class Inside:
     """Runs a block at another place of the call tree than the code around it.
 
@@ -420,26 +435,47 @@ class Inside:
         run: the MLflow run that is active there.
     """
 
-    __slots__ = ("_before", "_otel", "_otel_before", "_place", "_run", "_run_before")
+    __slots__ = ("_before", "_place")
 
     def __init__(
         self, place: Scope | Elsewhere | NotSampled | None, otel: Context = NO_PARENT, run: str | None = None
     ) -> None:
-        self._place = place
-        self._otel = otel
-        self._run = run
+        self._place: _Place = place, otel, run
 
     def __enter__(self) -> None:
-        self._before, self._run_before = _current.get(), _run.get()
-        self._otel_before = otel_context.get_current()
-        _current.set(self._place)
-        _run.set(self._run)
-        otel_context.attach(self._otel)
+        self._before = _place()
+        _stand(self._place)
 
     def __exit__(self, *_: object) -> None:
-        _current.set(self._before)
-        _run.set(self._run_before)
-        otel_context.attach(self._otel_before)
+        _stand(self._before)
+
+
+class Alternating:
+    """Keeps the place of a generator apart from that of whoever asks it for items.
+
+    What it enters and does not leave before it yields stays current in it, and nowhere else.
+    """
+
+    __slots__ = ("_inside", "_outside")
+
+    def __init__(self) -> None:
+        self._inside: _Place | None = None
+        self._outside: _Place | None = None
+
+    def resume(self) -> None:
+        """Go to where the generator was when it yielded; at first that is where its consumer is."""
+        if _is_collecting():
+            self._outside = None
+            return
+        self._outside = _place()
+        if self._inside is not None:
+            _stand(self._inside)
+
+    def pause(self) -> None:
+        """Go back to where the consumer was when it asked."""
+        if self._outside is not None and not _is_collecting():
+            self._inside = _place()
+            _stand(self._outside)
 
 
 def _after_fork() -> None:
