@@ -26,6 +26,7 @@ from trackway import StoreError, open_store, tool_trace
 from trackway import trajectory as named
 from trackway.trace.store import InFlight, Store, journal, status
 from trackway.trace.store.cursors import Cursors
+from trackway.trace.testing import recording
 
 from .programs import Cli, run, wait_until
 from .programs import start as start_program
@@ -763,3 +764,10 @@ def test_watching_reads_what_is_new_and_not_the_whole_journal(tmp_path: Path) ->
 def test_a_store_that_is_not_there_is_still_an_error_without_watching(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store"):
         open_store(tmp_path / "store").in_flight()
+
+
+def test_what_is_flushed_is_counted_also_where_nothing_was_recorded(swallowing: None) -> None:
+    with recording() as recorded:
+        for number in range(1, 30):
+            trackway.attach(None, advantages=1.0)
+            assert recorded.status().troubles == number

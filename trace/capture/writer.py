@@ -89,7 +89,7 @@ class Writer:
         # Whether somebody waited for room in vain: nobody waits again until there is some.
         self._stuck = False
         self._slice_end = 0.0
-        self._asked = False
+        self._asked = self._answered = 0
         self._goal = 0
         self._closing = False
         self._closed = False
@@ -180,14 +180,15 @@ class Writer:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def flush(self, timeout: float) -> bool:
-        """Wait until everything that was queued when this was called is with the operating system."""
+        """Wait until everything that was queued when this was called is with the system, and counted."""
         with self._lock:
-            recorded, given_up = self.recorded, self._given_up
-            self._asked, self._goal = True, recorded
+            self._goal = self.recorded  # before it is asked for, since the writer looks without the lock
+            self._asked += 1
+            asked, given_up = self._asked, self._given_up
         self._wake()
 
         def done() -> bool:
-            return self._closed or (self._settled() >= recorded and self._given_up_written >= given_up)
+            return self._closed or (self._answered >= asked and self._given_up_written >= given_up)
 
         with self._written:
             return self._written.wait_for(done, timeout)
@@ -197,7 +198,7 @@ class Writer:
 
     def _is_awaited(self) -> bool:
         """Say whether somebody waits in ``flush`` for no more than is written."""
-        return self._asked and self._settled() >= self._goal
+        return self._asked > self._answered and self._settled() >= self._goal
 
     def close(self, timeout: float) -> bool:
         """Take nothing more, write what is queued and end the thread.
@@ -245,9 +246,12 @@ class Writer:
                     self._write_batch()
                 while self._expired:
                     self._write_expired()
+                asked = self._asked
                 if self._is_awaited():
-                    self._asked = False
-                    self._save_counters()
+                    try:
+                        self._save_counters()
+                    finally:
+                        self._answered = asked
                 if self._was_full:
                     self._recorder.warn_once("queue full", self._full())
                 if closing or time.monotonic() >= next_look:
