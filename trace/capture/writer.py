@@ -77,7 +77,10 @@ class Writer:
         self._written = threading.Condition()
         self._expired: deque[tuple[Scope, str]] = deque()
         self._given_up = self._given_up_written = 0
-        self._queued_bytes = 0
+        # The second is the writer's alone, and changed without the lock: a signal handler may wait in flush()
+        # for what it has interrupted, lock and all.
+        self._taken_bytes = self._freed_bytes = 0
+        self._waiting = 0
         self._max_bytes = config.max_queue_bytes
         self._open_timeout = config.open_timeout
         self._patience = config.queue_timeout if config.queue_policy == "block" else 0.0
@@ -114,6 +117,10 @@ class Writer:
         """Whether it takes nothing any more."""
         return self._closed
 
+    @property
+    def _queued_bytes(self) -> int:
+        return self._taken_bytes - self._freed_bytes
+
     def put(self, scope: Scope) -> bool:
         """Take a finished scope; when the queue is full, wait as configured, then count it as dropped.
 
@@ -136,7 +143,7 @@ class Writer:
                 scope.rollout.dropped += 1
                 self.recorded += 1
                 return True
-            self._queued_bytes += size
+            self._taken_bytes += size
             self._queue.append(queued)
             self.recorded += 1
         if self._queued_bytes > self._max_bytes // 2:
@@ -169,7 +176,11 @@ class Writer:
         self._wake()
         self._was_full = True
         if not self._stuck:
-            self._stuck = not self._room.wait_for(fits, self._patience)
+            self._waiting += 1
+            try:
+                self._stuck = not self._room.wait_for(fits, self._patience)
+            finally:
+                self._waiting -= 1
         return not self._stuck
 
     def _wake(self) -> None:
@@ -301,9 +312,10 @@ class Writer:
                     self._drop("not encodable", len(failures))
             self._append(list(groups.values()), rollouts)
         finally:
-            with self._room:
-                self._queued_bytes -= size
-                self._room.notify_all()
+            self._freed_bytes += size
+            if self._waiting:
+                with self._room:
+                    self._room.notify_all()
         # Said when all is counted: under TRACKWAY_STRICT it raises.
         for failure in failures:
             self._recorder.trouble("could not encode a span", failure)
