@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -18,9 +18,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from .. import model, semconv
 from ..capture.snapshot import clean
 from ..store.assemble import evaluations
-from .mlflow_chat import Chat, chat_of, text_of
-from .mlflow_spans import last_moment, spans_of, total_usage
-from .mlflow_text import cut, digest, dumps, short_name
+from .chat import Chat, chat_of, text_of
+from .content import last_moment, rooted, total_usage
+from .mlflow_spans import spans_of
+from .text import cut, digest, dumps, short_name
 
 TAG_LIMIT: Final = 4096
 """Characters of a tag that every database behind MLflow keeps (``MAX_CHARS_IN_TRACE_INFO_TAGS_VALUE``)."""
@@ -86,7 +87,7 @@ def payload_of(trajectory: model.Trajectory, experiment: str) -> TracePayload:
     if not trajectory.spans:
         raise ValueError("the trajectory has no spans")
     rewards = tuple(_rewards(trajectory))
-    trajectory = _with_facts_on_root(_with_root(trajectory))
+    trajectory = rooted(trajectory)
     chat = chat_of(trajectory.turns)
     spans = tuple(spans_of(trajectory, chat))
     end_ns = trajectory.end_ns or last_moment(trajectory.spans)
@@ -128,51 +129,6 @@ def session_id(key: model.TrajectoryKey | None) -> str | None:
     sample = sample.replace("~", "~7E").replace("%", "~")
     step = "-" if key.step is None else key.step
     return short_name(f"{'val:' if key.validate else ''}{step}:{sample}")
-
-
-def _with_root(trajectory: model.Trajectory) -> model.Trajectory:
-    """Put a root into a trajectory whose own one was never recorded, because its process died in it.
-
-    It gets the id that the spans name as their parent, so the real one replaces it should it still come.
-    """
-    first = trajectory.spans[0]
-    if any(span.parent_id is None for span in trajectory.spans):
-        return trajectory
-    root = model.Span(
-        name="unrecorded rollout",
-        kind="trajectory",
-        trace_id=trajectory.trace_id,
-        span_id=first.parent_id or "",
-        parent_id=None,
-        start_ns=trajectory.start_ns,
-        end_ns=last_moment(trajectory.spans),
-        status=trajectory.status,
-        error=trajectory.error,
-        resource=first.resource,
-    )
-    return replace(trajectory, spans=(root, *trajectory.spans))
-
-
-def _with_facts_on_root(trajectory: model.Trajectory) -> model.Trajectory:
-    """Put what was attached on the root: as spans, hours later, they would fill the page's time axis."""
-    facts = [span for span in trajectory.spans if span.kind == "attach"]
-    if not facts:
-        return trajectory
-    root, *others = (span for span in trajectory.spans if span.kind != "attach")
-    attributes = dict(root.attributes)
-    for span in facts:
-        attributes |= {name: value for name, value in span.attributes.items() if name in _FACTS}
-    return replace(trajectory, spans=(replace(root, attributes=attributes), *others))
-
-
-_FACTS = {
-    semconv.ATTACHED_ADVANTAGES,
-    semconv.ATTACHED_RETURNS,
-    semconv.ATTACHED_LOGPROBS,
-    semconv.ATTACHED_MASK,
-    semconv.TRAINED_STEP,
-    semconv.DISCARDED,
-}
 
 
 def _tags(trajectory: model.Trajectory, experiment: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""A trajectory as a chat, in the shape that MLflow's trace page draws as one.
+"""A trajectory as a chat, in the shape that the pages of MLflow and Weave draw as one.
 
-The page takes only the roles system, user, assistant and tool, wants ``tool_calls[].id`` and
+MLflow's takes only the roles system, user, assistant and tool, wants ``tool_calls[].id`` and
 ``function.arguments`` as strings, and falls back to a dump of the whole list when one message breaks a
 rule (seen in MLflow 3.17). A message that only calls tools leaves ``content`` out: with null, previews
 become raw JSON.
@@ -15,7 +15,7 @@ from typing import Any, Final
 from ..capture.snapshot import clean
 from ..model import ToolCall, Turn
 from . import chat_template
-from .mlflow_text import ELSEWHERE, cut, dumps
+from .text import ELSEWHERE, cut, dumps
 
 CHAT_LIMIT: Final = 1_000_000
 """Most characters of all the messages in one attribute."""

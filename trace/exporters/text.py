@@ -1,4 +1,4 @@
-"""Texts and JSON within what every database behind MLflow, and its page, can take."""
+"""Texts and JSON within what destinations, the databases behind them and their pages can take."""
 
 from __future__ import annotations
 
