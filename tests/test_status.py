@@ -346,6 +346,27 @@ def test_the_cursors_are_found_under_any_path(tmp_path: Path, name: str) -> None
     store.close()
 
 
+def test_what_a_killed_follower_left_half_written_is_undone(tmp_path: Path) -> None:
+    store = recorded(tmp_path / "store", 2)
+    deliver(store, "1/0/0")
+    killed = run(
+        tmp_path,
+        """
+        import sqlite3
+        db = sqlite3.connect("store/sync.sqlite", isolation_level=None)
+        db.execute("PRAGMA cache_size = 1")  # so that pages reach the file before the end
+        db.execute("BEGIN IMMEDIATE")
+        for number in range(5000):
+            db.execute("INSERT INTO exported VALUES ('mlflow', ?, 1, NULL)", (f"{number:032x}",))
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert (store.path / "sync.sqlite-journal").stat().st_size
+    place = store.status().destinations["mlflow"]
+    assert (place.exported, place.pending) == (1, 1)
+
+
 # --- who writes and who delivers ----------------------------------------------------------------------------
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..printable import without_password
+
 FILE = "sync.sqlite"
 _TIMEOUT = 30.0
 
@@ -24,8 +26,11 @@ _SPANS = f"(spans & {_COUNT})"
 
 
 def cursor_name(backend: str, place: str | None) -> str:
-    """Name the cursor of a backend: where it is moved to another place, everything is sent there again."""
-    return backend if place is None else f"{backend} at {place}"
+    """Name the cursor of a backend: where it is moved to another place, everything is sent there again.
+
+    The password of an address is no part of it: names are printed and logged, and a new password is no move.
+    """
+    return backend if place is None else without_password(f"{backend} at {place}")
 
 
 def spans_in(state: int) -> int:
@@ -61,9 +66,8 @@ class Cursors:
         self._db: sqlite3.Connection | None = None
         if read_only:
             if path.exists():
-                self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT)
-                # The follower may be about to make the tables.
-                if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'destinations'").fetchone():
+                self._db, has_tables = _open_to_read(path)
+                if not has_tables:  # the follower may be about to make them
                     self.close()
         else:
             self._db = sqlite3.connect(path, timeout=_TIMEOUT, check_same_thread=False)
@@ -132,3 +136,27 @@ class Cursors:
                 "ON CONFLICT (name) DO UPDATE SET last_error = excluded.last_error",
                 (destination, error),
             )
+
+
+def _open_to_read(path: Path) -> tuple[sqlite3.Connection, bool]:
+    """Open the file without changing it, but for what a killed follower left half written; that is undone.
+
+    Returns:
+        The connection, and whether the tables are there.
+
+    Raises:
+        PermissionError: something is half written, and the file may not be written.
+    """
+    for mode in ("ro", "rw"):
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=_TIMEOUT)
+        try:
+            found = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'destinations'").fetchone()
+            return db, found is not None
+        except sqlite3.OperationalError as error:
+            db.close()
+            if "readonly" not in str(error):  # what SQLite says of a journal that it would have to roll back
+                raise
+    raise PermissionError(
+        f"{path} was left half written by an exporting process that was killed, and may not be mended from "
+        "here; run `trackway status` as somebody who may write into the store"
+    )
