@@ -10,6 +10,7 @@ _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
+_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s]*@")
 _HIDDEN_OR_BREAK = re.compile(_HIDDEN.pattern[:-1] + "\t\n]")
 
 
@@ -28,3 +29,8 @@ def visible(text: str, *, newlines: bool = True) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     return match.group().encode("unicode_escape").decode("ascii")
+
+
+def without_password(text: str) -> str:
+    """Replace the passwords of all addresses in a text, such as ``http://user:password@host``, by ``***``."""
+    return _PASSWORD.sub(r"\1:***@", text)
