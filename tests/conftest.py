@@ -37,6 +37,16 @@ def swallowing(monkeypatch):
     monkeypatch.delenv("TRACKWAY_STRICT")
 
 
+@pytest.fixture(scope="session")
+def blank_mlflow(tmp_path_factory):
+    """Give a database of MLflow without traces, to be copied: making one takes seconds."""
+    from mlflow.tracing.client import TracingClient
+
+    path = tmp_path_factory.mktemp("blank") / "mlflow.db"
+    TracingClient(tracking_uri=f"sqlite:///{path}").store.engine.dispose()
+    return path
+
+
 @pytest.fixture
 def cli(monkeypatch, capsys):
     """Run the ``trackway`` command in this process."""

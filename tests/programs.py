@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+import pytest
 
 from trackway import open_store
 from trackway.trace.exporters.sync import is_followed
@@ -139,6 +142,15 @@ def calls(store: Store | Path) -> Counter[int]:
 
 def _number(inputs: Any) -> int:
     return int(inputs["number"])
+
+
+def installed(name: str) -> str:
+    """Give the path of a program; a test that needs one skips where it is missing, and fails under CI."""
+    places = [os.environ.get("PATH", os.defpath), *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]
+    path = shutil.which(name, path=os.pathsep.join(places))
+    if path is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{name} is not installed")
+    return path
 
 
 def install_exporter(folder: Path, code: str) -> dict[str, str]:

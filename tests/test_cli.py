@@ -469,7 +469,7 @@ def test_ui_serves_the_traces_and_ends_with_its_server(tmp_path: Path) -> None:
         assert page
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(page[0]) as answer:
             assert answer.status == 200
-        assert "?tag=step%3D1" in said
+        assert "&tag=step%3D1" in said
     finally:
         ui.send_signal(signal.SIGTERM)
         ui.stdout.read()  # ends when the last process that holds it has ended

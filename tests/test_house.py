@@ -20,7 +20,18 @@ LEVELS = [
     ["trace.capture", "trace.store"],
     ["trace.exporters", "trace.loggers", "trace.formats"],
     ["trace.lifecycle", "trace.testing", "trace.integrations", "viewers"],
-    ["", "cli", "cli_json", "cli_options", "cli_output", "cli_ui", "cli_watch", "__main__", "demo"],
+    [
+        "",
+        "cli",
+        "cli_json",
+        "cli_options",
+        "cli_output",
+        "cli_prune",
+        "cli_ui",
+        "cli_watch",
+        "__main__",
+        "demo",
+    ],
 ]
 HEAVY = {
     "attrs",
@@ -30,11 +41,13 @@ HEAVY = {
     "omegaconf",
     "pandas",
     "pydantic",
+    "ray",
     "swanlab",
     "textual",
     "tokenizers",
     "torch",
     "transformers",
+    "trl",
     "wandb",
     "weave",
 }

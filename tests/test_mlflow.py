@@ -27,6 +27,7 @@ from trackway.trace.config import TraceConfig
 from trackway.trace.exporters.mlflow import MlflowExporter, tracking_uri
 from trackway.trace.exporters.mlflow_payload import payload_of, session_id
 from trackway.trace.model import Event, Span, Status, ToolCall, Trajectory, TrajectoryKey, Turn
+from trackway.trace.printable import without_password
 
 pytest.importorskip("mlflow")
 
@@ -714,7 +715,7 @@ def test_values_beyond_the_limits_are_cut_with_a_mark(destination: Destination, 
     tags, spans_by_name = trace.info.tags, by_name(trace)
     for name in ("sample_index", "experiment_name"):
         assert len(tags[name]) <= 4096
-        assert "5004 characters are left out here; the Trackway store has them" in tags[name]
+        assert f"characters are left out here; `trackway show {trajectory.trace_id} --full`" in tags[name]
     assert len(trace.info.trace_metadata["mlflow.trace.session"]) <= 250
     assert len(trace.info.request_preview) == len(trace.info.response_preview) == 1000
     assert sorted(item.value for item in trace.info.assessments) == [1.0, 2.0, 3.0, 6.0]
@@ -724,7 +725,7 @@ def test_values_beyond_the_limits_are_cut_with_a_mark(destination: Destination, 
     for text in (question, result):
         assert text.startswith("aaa")
         assert text.endswith("bbb")
-        assert "⟨300000 characters are left out here; the Trackway store has them⟩" in text
+        assert f"⟨300000 characters are left out here; `trackway show {trajectory.trace_id} --full`" in text
     assert spans_by_name["calculator"].inputs["text"].startswith('{"rows":[0,1,2')
     assert spans_by_name["calculator"].get_attribute(semconv.SAMPLE_INDEX) == long
 
@@ -1049,6 +1050,24 @@ def test_the_address_is_logged_once_and_without_its_password(
     (message,) = [record.getMessage() for record in caplog.records if tmp_path.name in record.getMessage()]
     assert "pa55word" not in message
     assert "me:***@host" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:pa55@host:5000/x", "http://me:***@host:5000/x"),
+        ("at https://me:p@ss:w%20rd@host failed", "at https://me:***@host failed"),
+        (
+            "postgresql+psycopg2://:pa55@host/db and http://a:b@c",
+            "postgresql+psycopg2://:***@host/db and http://a:***@c",
+        ),
+        ("http://host:5000/a@b", "http://host:5000/a@b"),
+        ("sqlite:////data/a:b@c/mlflow.db", "sqlite:////data/a:b@c/mlflow.db"),
+        ("no address: me:pa55@host", "no address: me:pa55@host"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(text: str, shown: str) -> None:
+    assert without_password(text) == shown
 
 
 def test_without_mlflow_the_error_says_what_to_install(

@@ -337,6 +337,31 @@ def test_lag_looks_at_what_is_lacking_and_not_at_everything(
     store.close()
 
 
+def test_what_was_left_out_is_neither_pending_nor_late(tmp_path: Path, cli: Cli) -> None:
+    store = recorded(tmp_path / "store", 4)
+    due = dict(store.due({}))
+    out = [(trace_id, due[trace_id]) for trace_id in (store.load(f"1/{n}/0").trace_id for n in (0, 2))]
+    cursors = Cursors(store.path)
+    cursors.leave_out("mlflow", out)
+    cursors.store("mlflow", [], {}, 1_500_000)
+    cursors.close()
+    assert_lacks_since(store, store.load("1/1/0").end_ns)
+    deliver(store, "1/1/0", "1/3/0")
+    state = store.status()
+    place = state.destinations["mlflow"]
+    assert (place.exported, place.pending, place.left_out, place.trajectories_left_out) == (2, 0, 2, 2)
+    assert (place.lag, place.sent_bytes) == (0.0, 1_500_000)
+    assert (state.recorded, state.exported, state.pending, state.left_out) == (4, 2, 0, 2)
+    shown = cli("status", "--store", str(store.path)).out
+    assert "\nspans      4 recorded = 2 exported + 0 pending + 2 left out + 0 dropped\n" in shown
+    assert "\nsent to  exported  pending  left out  refused    sent  behind\n" in shown
+    assert "\nmlflow          2        0         2        0  1.5 MB       -\n" in shown
+    facts = json.loads(cli("status", "--json", "--store", str(store.path)).out)
+    assert facts["left_out"] == facts["destinations"]["mlflow"]["left_out"] == 2
+    assert facts["destinations"]["mlflow"]["sent_bytes"] == 1_500_000
+    store.close()
+
+
 @pytest.mark.parametrize("name", ["100% #1?mode=rwc&x", "a b"])
 def test_the_cursors_are_found_under_any_path(tmp_path: Path, name: str) -> None:
     store = recorded(tmp_path / name / "store", 2)

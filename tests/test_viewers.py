@@ -1034,7 +1034,7 @@ def test_status_at_80_columns() -> None:
         troubles=4,
         dropped_by_reason={"queue full": 12},
         destinations={
-            "mlflow": Destination(exported=1000, pending=340, refused=0),
+            "mlflow": Destination(exported=1000, pending=340, refused=0, sent_bytes=2_500_000),
             "otlp": Destination(
                 exported=1300,
                 pending=38,
@@ -1063,10 +1063,10 @@ trouble    4 failures while recording; the log of the training tells more
 attached   1 time to a rollout that is not here
 follower   none at work; trackway sync sends what is complete
 
-sent to  exported  pending  refused  behind
-───────────────────────────────────────────
-mlflow      1,000      340        0       -
-otlp        1,300       38        2  1h 02m
+sent to  exported  pending  refused     sent  behind
+────────────────────────────────────────────────────
+mlflow      1,000      340        0   2.5 MB       -
+otlp        1,300       38        2  0 bytes  1h 02m
 
 last error of otlp: ConnectionError: connection refused
 

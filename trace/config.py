@@ -7,11 +7,24 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from .config_values import TEXTS, ConfigError, check, close, exporter_names, load_yaml, show, unknown, wrong
+from .config_values import (
+    PER_BACKEND,
+    TEXTS,
+    ConfigError,
+    check,
+    close,
+    exporter_names,
+    load_yaml,
+    show,
+    unknown,
+    wrong,
+)
 
-__all__ = ["ConfigError", "TraceConfig", "exporter_names", "from_dict", "load_config", "to_dict"]
+__all__ = ["ConfigError", "TraceConfig", "exporter_names", "from_dict", "load_config", "to_dict", "value_for"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,14 @@ class TraceConfig:
         val_ratio: the same for validation. Default None: all.
         log_val_generations: validation samples to show in a logger's table; -1 is all. Default 0.
         seed: seed of every choice among samples. Default 0.
+        export_only: what destinations get of a step, kinds of trajectories: ``errors`` (that failed or died),
+            ``truncated`` (of which a generation came to its length limit), ``best`` and ``worst`` (by the
+            reward in each group), ``varied`` (groups whose rewards differ more than those of the average
+            one, whole). One list for all, or a mapping from backend to list. Default None: everything.
+        export_ratio: share of the samples, 0 to 1, that destinations get of a step besides; alone, only
+            these. For all, or a mapping. Default None: none besides.
+        max_bytes_per_step: most bytes that a destination gets of one step, at least 4,096. For all, or a
+            mapping. Default None: no limit.
         prompt_fields: names of fields that hold the token ids of a prompt.
         response_fields: names of fields that hold the token ids of a response. Defaults: ``response_ids``,
             ``token_ids`` (verl, vLLM), ``completion_ids`` (TRL), ``output_ids`` and ``output_token_ids``
@@ -69,6 +90,8 @@ class TraceConfig:
         open_timeout: seconds after which an open span is given up likewise, at least 0.1.
             Default None: never.
         max_segment_bytes: size at which a new journal file is begun, at least 4,096. Default 64 MiB.
+        capture_otel: whether spans that other OpenTelemetry instrumentation makes inside of a rollout are
+            recorded with it. Default False.
     """
 
     store: Path = field(default_factory=lambda: Path("trackway-store").absolute())
@@ -95,6 +118,9 @@ class TraceConfig:
     val_ratio: float | None = None
     log_val_generations: int = 0
     seed: int = 0
+    export_only: tuple[str, ...] | Mapping[str, tuple[str, ...]] | None = None
+    export_ratio: float | Mapping[str, float] | None = None
+    max_bytes_per_step: int | Mapping[str, int] | None = None
     prompt_fields: tuple[str, ...] = ("prompt_ids", "prompt_token_ids", "input_ids")
     response_fields: tuple[str, ...] = (
         "response_ids",
@@ -114,6 +140,12 @@ class TraceConfig:
     max_open_spans: int = 100_000
     open_timeout: float | None = None
     max_segment_bytes: int = 64 * 2**20
+    capture_otel: bool = False
+
+
+def value_for(backend: str, value: Mapping[str, T] | T | None) -> T | None:
+    """Give what a setting that may be a mapping says for one backend."""
+    return value.get(backend) if isinstance(value, Mapping) else value
 
 
 _SYNONYMS = {"project_name": "project", "experiment_name": "experiment"}
@@ -262,8 +294,12 @@ def _read_tree(tree: Mapping[Any, Any]) -> _Settings:
     for parts, value in _paths(tree):
         _refuse_slip(parts, value)
     beside = [(key, _value(tree, key, key)) for key in keys if key in _NAMES]
-    # A mapping under one of our names is a section of the user's own.
-    return found | _named((key, key, value) for key, value in beside if not isinstance(value, Mapping))
+    # A mapping under one of our names is a section of the user's own, unless it may be a value.
+    return found | _named(
+        (key, key, value)
+        for key, value in beside
+        if _NAMES[key] in PER_BACKEND or not isinstance(value, Mapping)
+    )
 
 
 def _section(tree: Mapping[Any, Any], key: str, above: str = "") -> Mapping[Any, Any]:
@@ -331,7 +367,8 @@ def _read_arguments(arguments: Sequence[Any]) -> _Settings:
 def _is_ours(key: str) -> bool:
     """Whether the key holds a setting, or stands above or below one in verl's tree."""
     above = any(f"{path}.".startswith(f"{key}.") for path in (*_VERL, _TRACE))
-    return above or key in _NAMES or key.startswith(f"{_TRACE}.")
+    below = key.startswith((f"{_TRACE}.", *(f"{name}." for name in PER_BACKEND)))
+    return above or below or key in _NAMES
 
 
 def _refuse_slip(parts: Sequence[str], value: Any) -> None:
@@ -349,6 +386,8 @@ def _refuse_slip(parts: Sequence[str], value: Any) -> None:
         # Short names are near to many others.
         slips = [known for known in _NAMES if len(known) > _SHORT_NAME and close(name, known)]
         meant = slips[0] if slips and not isinstance(value, Mapping) else None
+    elif slip := next((known for known in PER_BACKEND if len(above) == 1 and close(above[0], known)), None):
+        meant = f"{slip}.{name}"
     elif name in _NAMES and (close(above[-1], "trace") or above[-1] == "trackway"):
         meant = f"{_TRACE}.{name}"
     else:

@@ -322,6 +322,51 @@ def _backend(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(allowed[text] for text in texts))
 
 
+CRITERIA = ("errors", "truncated", "best", "worst", "varied")
+"""Kinds of trajectories that ``export_only`` may name."""
+
+
+def _criteria(value: Any) -> tuple[str, ...]:
+    expected = f"a list of {', '.join(CRITERIA)}"
+    try:
+        names = _names(value)
+    except ValueError:
+        names = ()
+    for name in names:
+        if name not in CRITERIA:
+            raise ValueError(f"{expected}{_nearest(name, CRITERIA)}")
+    if not names:
+        raise ValueError(expected)
+    return names
+
+
+def _per_backend(check: Callable[[Any], Any], value: Any) -> Any:
+    """Check one value for all backends, or a mapping that has one for each of some."""
+    if isinstance(value, str) and value.strip().startswith("{"):
+        value = load_yaml(value)
+    if not isinstance(value, Mapping):
+        try:
+            return _optional(check, value)
+        except ValueError as error:
+            raise ValueError(f"{error}; or a mapping from backend to such a value") from None
+    allowed = {name.lower(): name for name in exporter_names()}
+    found = {}
+    for key in value:
+        name = str(key).strip().lower()
+        if name not in allowed:
+            raise ValueError(
+                f"a mapping from backend to value, with the backends {', '.join(allowed.values())}; "
+                f"{show(key)} is none{_nearest(name, allowed)}"
+            )
+        try:
+            one = _optional(check, value[key])
+        except ValueError as error:
+            raise ValueError(f"{error}, for {allowed[name]}; there it is {show(value[key])}") from None
+        if one is not None:
+            found[allowed[name]] = one
+    return found or None
+
+
 _count = partial(_whole, 0)
 _positive = partial(_whole, 1)
 _share = partial(_number, 0, 1)
@@ -351,6 +396,9 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "val_ratio": partial(_optional, _share),
     "log_val_generations": partial(_whole, -1),
     "seed": _count,
+    "export_only": partial(_per_backend, _criteria),
+    "export_ratio": partial(_per_backend, _share),
+    "max_bytes_per_step": partial(_per_backend, partial(_bytes, "a trajectory must fit in")),
     "prompt_fields": _names,
     "response_fields": _names,
     "mask_fields": _names,
@@ -363,6 +411,9 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "max_open_spans": _positive,
     "open_timeout": partial(_optional, partial(_number, 0.1, math.inf)),
     "max_segment_bytes": partial(_bytes, "a line must fit in"),
+    "capture_otel": _flag,
 }
 TEXTS = ("store", "project", "experiment", "tracking_uri", "run_id", "tokenizer", "sync", "queue_policy")
 """Fields whose value is the text as it was typed, also where it looks like a number."""
+PER_BACKEND = ("export_only", "export_ratio", "max_bytes_per_step")
+"""Fields whose value may be a mapping from backend to value."""

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from . import exporters
-from .capture import runtime
+from .capture import foreign, runtime
 from .capture.recorder import Recorder
 from .config import ConfigError, TraceConfig, load_config
-from .exporters import sync
+from .exporters import selection, sync
 from .exporters.election import Supervisor, spawn
 from .log import logger
 from .store import Store, StoreError, StoreStatus, open_store
@@ -208,6 +208,8 @@ def _begin(config: TraceConfig) -> TraceConfig:
                 "Name a directory that this process may write to"
             ) from error
         runtime.put(_active.recorder)
+        if config.capture_otel:
+            _active.recorder.guard(foreign.look, False)
         _announce(config)
         if before is not None:
             _retired.append(before)
@@ -309,6 +311,8 @@ def _wait_for_arrival(config: TraceConfig, deadline: float) -> StoreStatus:
     store = open_store(config.store)
     try:
         if config.sync != "off":
+            with suppress(StoreError):
+                selection.ask(config.store, sync.load_settings(config.store))
             while not _arrived(store, config, deadline) and time.monotonic() < deadline:
                 time.sleep(min(_POLL, max(0.0, deadline - time.monotonic())))
         return store.status(deadline)

@@ -13,6 +13,8 @@ from . import semconv
 Status = Literal["ok", "error", "cancelled", "running", "died"]
 Kind = Literal["trajectory", "rollout", "llm", "tool", "attach", "other"]
 Role = Literal["system", "user", "assistant", "tool"]
+Side = Literal["internal", "server", "client", "producer", "consumer"]
+"""Which end of a call a span is, as OpenTelemetry has it."""
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _ATTACHED = {
@@ -102,6 +104,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A span, of this trace or another one, that a span refers to."""
+
+    trace_id: str
+    span_id: str
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """One recorded call.
 
@@ -112,6 +123,7 @@ class Span:
         prompt_ids, response_ids: whole sequences, whatever the journal stores; None when not recorded.
         incomplete: the journal lacks a span that holds the beginning of a sequence, a conversation or a
             text; it is then missing here.
+        side: OpenTelemetry's kind of the span.
     """
 
     name: str
@@ -135,6 +147,8 @@ class Span:
     prompt_text: str | None = None
     response_text: str | None = None
     incomplete: bool = False
+    links: tuple[Link, ...] = ()
+    side: Side = "internal"
 
     @property
     def duration_ns(self) -> int | None:

@@ -53,7 +53,7 @@ def status_view(
     news: Sequence[tuple[str, str]] = (),
     now_ns: int | None = None,
 ) -> RenderableType:
-    """What a store holds, and where each recorded span is: exported, pending or dropped.
+    """What a store holds, and where each recorded span is: exported, pending, left out or dropped.
 
     Args:
         path: where the store is, for the first line.
@@ -136,10 +136,12 @@ def _facts(
 
 
 def _balance(status: StoreStatus) -> Text:
-    """recorded = exported + pending + dropped, in words."""
+    """recorded = exported + pending + left out + dropped, in words."""
     where = f"{status.exported:,} {'exported' if status.destinations else 'in the journal'}"
-    text = f"{status.recorded:,} recorded = {where} + {status.pending:,} pending + {status.dropped:,} dropped"
-    missing = status.recorded - status.exported - status.pending - status.dropped
+    left_out = f" + {status.left_out:,} left out" if status.left_out else ""
+    text = f"{status.recorded:,} recorded = {where} + {status.pending:,} pending{left_out}"
+    text += f" + {status.dropped:,} dropped"
+    missing = status.recorded - status.exported - status.pending - status.left_out - status.dropped
     if missing:
         return Text(f"{text}\nERROR {missing:,} are not accounted for", "red")
     return Text(text, "yellow" if status.dropped else "")
@@ -155,9 +157,13 @@ def _destinations(status: StoreStatus, rates: Rates | None) -> Columns:
         each_second = [Text(rate(rates.exported.get(name, 0.0))) for name in places]
         columns.append(Column("each second", each_second, right=True))
     refused = [Text(f"{each.refused:,}", "red" if each.refused else "") for each in places.values()]
+    columns.append(Column("pending", [Text(f"{each.pending:,}") for each in places.values()], right=True))
+    if any(each.left_out for each in places.values()):
+        left_out = [Text(f"{each.left_out:,}") for each in places.values()]
+        columns.append(Column("left out", left_out, right=True))
     columns += [
-        Column("pending", [Text(f"{each.pending:,}") for each in places.values()], right=True),
         Column("refused", refused, right=True),
+        Column("sent", [Text(size(each.sent_bytes)) for each in places.values()], right=True),
         Column("behind", [Text(age(each.lag) if each.lag else "-") for each in places.values()], right=True),
     ]
     return Columns(columns)

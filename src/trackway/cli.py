@@ -18,15 +18,20 @@ import typer
 from .cli_json import dumps, in_flight_of, status_of, summary_of, trajectory_of
 from .cli_options import (
     AsJson,
+    From,
+    Project,
     StorePath,
     integer,
     interval_value,
     number,
     sample_id,
+    source,
     status_word,
+    step_range,
     temperature_value,
 )
 from .cli_output import fail, leave_stdout, print_view, say, tell, write
+from .cli_prune import prune
 
 if TYPE_CHECKING:
     from trackway.trace.model import Status
@@ -124,7 +129,11 @@ def demo(
 @app.command("ls")
 def list_trajectories(
     store: StorePath = None,
-    step: Annotated[int | None, typer.Option(metavar="N", parser=integer(), help="Only this step.")] = None,
+    place: From = None,
+    project: Project = None,
+    step: Annotated[
+        Any, typer.Option(metavar="N", parser=step_range, help="Only these: 7, 1,5,9, 100..200, '>=100'.")
+    ] = None,
     sample: Annotated[
         str | None, typer.Option(metavar="ID", help="Only this sample, as in a key: 17 or task%2F3.")
     ] = None,
@@ -163,6 +172,7 @@ def list_trajectories(
     """List trajectories, one line each."""
     if in_flight:
         not_with_it = {
+            "--from": place,
             "--status": status,
             "--min-reward": min_reward,
             "--max-reward": max_reward,
@@ -172,7 +182,6 @@ def list_trajectories(
         for option, given in not_with_it.items():
             if given is not None:
                 raise typer.BadParameter(f"{option} does not go with --in-flight, which lists what runs now")
-    opened = _open(store)
     rows = limit or (None if as_json else ROWS)
     chosen: dict[str, Any] = {
         "step": step,
@@ -182,9 +191,9 @@ def list_trajectories(
         "experiment": experiment,
     }
     if in_flight:
-        _list_in_flight(opened, chosen, errors, rows, limit, as_json)
+        _list_in_flight(_open(store), chosen, errors, rows, limit, as_json)
         return
-    found = opened.query(
+    found = source(store, place, project).query(
         **chosen,
         status=cast("Status | None", status),
         min_reward=min_reward,
@@ -198,7 +207,7 @@ def list_trajectories(
         _write_array([summary_of(summary) for summary in shown])
         return
     if not shown:
-        say("no trajectory matches; `trackway status` says what the store holds")
+        say("no trajectory matches" + ("; `trackway status` says what the store holds" if not place else ""))
         return
     from trackway.viewers.tables import table
 
@@ -244,6 +253,8 @@ def _write_array(rows: Sequence[dict[str, Any]]) -> None:
 def show(
     name: Annotated[str, typer.Argument(metavar="KEY|ID", help="1/17/0, val/1/17/0, or a trace id.")],
     store: StorePath = None,
+    place: From = None,
+    project: Project = None,
     full: Annotated[bool, typer.Option("--full", help="Cut nothing.")] = False,
     turn: Annotated[int | None, typer.Option(metavar="N", parser=integer(), help="Only turn N.")] = None,
     as_json: AsJson = False,
@@ -251,7 +262,7 @@ def show(
     """Replay a trajectory: turns, tool calls, errors, rewards."""
     from trackway.viewers.terminal import replay
 
-    trajectory = _open(store).load(name)
+    trajectory = source(store, place, project).load(name)
     try:
         view = replay(trajectory, full=full, turn=turn)
     except LookupError as error:
@@ -322,6 +333,9 @@ def sync(
     raise typer.Exit(code)
 
 
+app.command()(prune)
+
+
 @app.command()
 def ui(
     store: StorePath = None,
@@ -340,14 +354,14 @@ def ui(
     from trackway.trace.exporters.mlflow import tracking_uri
     from trackway.trace.exporters.sync import load_settings
 
-    from .cli_ui import HOW_TO_FILTER, serve
+    from .cli_ui import serve, visit
 
-    uri = tracking_uri(path, load_settings(path).tracking_uri)
+    config = load_settings(path)
+    uri = tracking_uri(path, config.tracking_uri)
     if uri.startswith(("http://", "https://")):
-        tell(f"this store is sent to the MLflow server at {uri.rpartition('@')[2]}")
-        tell(HOW_TO_FILTER)
+        visit(uri, config.project, browser=not no_open)
     else:
-        serve(path, uri, host, port, browser=not no_open)
+        serve(path, uri, config.project, host, port, browser=not no_open)
 
 
 def _open(path: Path | None) -> Store:

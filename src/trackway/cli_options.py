@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from trackway.trace.formats.mlflow import MlflowTraces
+    from trackway.trace.store import Store
 
 _SHORTEST = 0.1
 """Seconds between two looks at a store, at least."""
@@ -16,6 +20,15 @@ StorePath = Annotated[
     typer.Option("--store", metavar="PATH", help="The store; else $TRACKWAY_STORE or ./trackway-store."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from", metavar="mlflow:URI", help="Read MLflow, and not the store; mlflow: is where it exports to."
+    ),
+]
+Project = Annotated[
+    str | None, typer.Option("--project", metavar="NAME", help="Experiment of MLflow, with --from.")
+]
 
 
 def integer(least: int | None = None, most: int | None = None) -> Callable[[Any], int]:
@@ -41,6 +54,16 @@ def number(text: Any) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a number") from None
+
+
+def step_range(text: Any) -> Any:
+    """Read which steps are meant: ``7``, ``1,5,9``, ``100..200``, ``>=100``."""
+    from trackway.trace.store import Steps
+
+    try:
+        return Steps.parse(str(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def interval_value(text: Any) -> float:
@@ -83,3 +106,26 @@ def sample_id(text: str | None) -> int | str | None:
         return TrajectoryKey.parse(f"0/{text}/0").sample_index
     except ValueError:  # it has a slash in it
         return text
+
+
+def source(store: Path | None, place: str | None, project: str | None) -> Store | MlflowTraces:
+    """Open what ``--from`` names, else the store."""
+    if place is None:
+        if project is not None:
+            raise typer.BadParameter("--project names an experiment of MLflow, and goes with --from only")
+        from trackway.trace.store import open_store
+
+        return open_store(store)
+    return mlflow_traces(store, place, project)
+
+
+def mlflow_traces(store: Path | None, place: str, project: str | None) -> MlflowTraces:
+    """Open the MLflow that ``--from`` names."""
+    from trackway.trace.formats.mlflow import MlflowTraces
+    from trackway.trace.formats.mlflow_open import where
+
+    try:
+        uri, own = where(place, store)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return MlflowTraces(uri, project or own)

@@ -1,4 +1,4 @@
-"""``trackway ui``: the MLflow UI on the database of a store, until Ctrl-C."""
+"""``trackway ui``: MLflow's page of a store, on a server of its own until Ctrl-C or on the one it is sent to."""
 
 from __future__ import annotations
 
@@ -12,22 +12,54 @@ import time
 import webbrowser
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+from urllib.parse import quote
 
-from .cli_output import fail, tell
+from .cli_output import fail, say, tell
 
 HOW_TO_FILTER = """\
-in the page:     open the experiment, Traces, then the funnel with Field = Tag, for instance step = 1
-in the address:  end it with /traces?tag=step%3D1 (then &tag=sample_index%3D17, &startTimeLabel=ALL)
+in the page:     the views Rollouts and Failures; or the funnel with Field = Tag, for instance step = 1
+in the address:  add &tag=step%3D1 at its end (then &tag=sample_index%3D17)
 in Python:       mlflow.search_traces(filter_string="tags.step = '1'")"""
 
+_NOT_THERE = "there is no experiment {!r} yet: nothing of this project was sent; `trackway sync` sends it"
 
-def serve(path: Path, uri: str, host: str, port: int, *, browser: bool) -> None:
+
+def visit(uri: str, project: str, *, browser: bool) -> None:
+    """Say where the page of a project is on a tracking server, and open it.
+
+    Args:
+        uri: address of the server; a password in it is shown to nobody.
+        project: name of the experiment.
+        browser: open the page.
+    """
+    scheme, _, place = uri.partition("://")
+    address = f"{scheme}://{place.rpartition('@')[2].rstrip('/')}"
+    page = address
+    try:
+        from trackway.trace.exporters.mlflow_store import check_server, open_store
+
+        check_server(uri)
+        experiment = open_store(uri).get_experiment_by_name(project)
+        if experiment is None:
+            say(_NOT_THERE.format(project))
+        else:
+            page = _page(address, str(experiment.experiment_id), experiment.tags)
+    except Exception as error:  # MLflow's own, of the network, of the login
+        say(f"the server does not say which experiment is {project!r}: {error}")
+    tell(f"MLflow UI:       {page}")
+    tell(HOW_TO_FILTER)
+    if browser:
+        webbrowser.open(page)
+
+
+def serve(path: Path, uri: str, project: str, host: str, port: int, *, browser: bool) -> None:
     """Run MLflow's server until Ctrl-C, SIGTERM or its own end.
 
     Args:
         path: folder of the store.
         uri: the database, as MLflow names it.
+        project: name of the experiment whose page is opened.
         host, port: where to listen.
         browser: open the page when the server answers.
     """
@@ -49,7 +81,8 @@ def serve(path: Path, uri: str, host: str, port: int, *, browser: bool) -> None:
     # and what MLflow leaves in its working directory stays inside the store.
     server = subprocess.Popen(command, cwd=path, start_new_session=True)
     try:
-        _welcome(server, "127.0.0.1" if host in ("0.0.0.0", "localhost") else host, port, browser)
+        host = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
+        _welcome(server, host, port, project, browser)
         code = server.wait()
     except KeyboardInterrupt:
         code = 0
@@ -60,36 +93,48 @@ def serve(path: Path, uri: str, host: str, port: int, *, browser: bool) -> None:
         fail(f"the MLflow UI ended with exit code {code}")
 
 
-def _welcome(server: subprocess.Popen[bytes], host: str, port: int, browser: bool) -> None:
-    """Wait until the server answers, then say where the traces of each experiment are."""
-    experiments = None
-    while experiments is None:
+def _welcome(server: subprocess.Popen[bytes], host: str, port: int, project: str, browser: bool) -> None:
+    """Wait until the server answers, then say where the page is."""
+    found = None
+    while found is None:
         if server.poll() is not None:
             return
         time.sleep(0.2)
-        experiments = _experiments(host, port)
-    address = f"http://{host}:{port}"
-    pages = [f"{address}/#/experiments/{number}/traces" for number in experiments] or [address]
-    tell("\n".join(f"MLflow UI:       {page}" for page in pages))
+        found = _experiments(host, port)
+    address = page = f"http://{host}:{port}"
+    for experiment in found:
+        if experiment.get("name") == project:
+            tags = {tag.get("key"): tag.get("value") for tag in experiment.get("tags", ())}
+            page = _page(address, experiment["experiment_id"], tags)
+            break
+    else:
+        say(_NOT_THERE.format(project))
+    tell(f"MLflow UI:       {page}")
     tell(HOW_TO_FILTER)
     if browser:
-        webbrowser.open(pages[0])
+        webbrowser.open(page)
 
 
-def _experiments(host: str, port: int) -> list[str] | None:
-    """Ids of the latest experiments, without MLflow's own empty one; None before the server answers."""
+def _page(address: str, experiment: str, tags: Any) -> str:
+    """Give the address of an experiment's traces, in our view where it still is there."""
+    from trackway.trace.exporters.mlflow_views import ROLLOUTS, VIEW_TAG
+
+    view = f"&traceViewShareKey={ROLLOUTS}" if VIEW_TAG + ROLLOUTS in tags else ""
+    return f"{address}/#/experiments/{quote(experiment)}/traces?startTimeLabel=ALL{view}"
+
+
+def _experiments(host: str, port: int) -> list[dict[str, Any]] | None:
+    """Give the latest experiments; None before the server answers."""
     connection = HTTPConnection(host, port, timeout=10)
-    body = json.dumps({"max_results": 5, "order_by": ["last_update_time DESC"]})
+    body = json.dumps({"max_results": 1000, "order_by": ["last_update_time DESC"]})
     try:
         connection.request(
             "POST", "/api/2.0/mlflow/experiments/search", body, {"Content-Type": "application/json"}
         )
-        answer = json.loads(connection.getresponse().read())
-        ids = [each["experiment_id"] for each in answer.get("experiments", ())]
-        return [number for number in ids if number != "0"]
+        return list(json.loads(connection.getresponse().read()).get("experiments", ()))
     except (OSError, HTTPException):
         return None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError):
         return []
     finally:
         connection.close()

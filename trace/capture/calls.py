@@ -151,8 +151,8 @@ class Call(Scope):
     def succeed(self, result: Any) -> None:
         self.recorder.guard(self._end, result)
 
-    def fail(self, error: BaseException) -> None:
-        self.recorder.guard(self._end, None, error)
+    def fail(self, error: BaseException, result: Any = None) -> None:
+        self.recorder.guard(self._end, result, error)
 
     def item(self, item: Any) -> None:
         self._yielded += 1

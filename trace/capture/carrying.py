@@ -15,9 +15,11 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace as otel_trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from .. import semconv
 from ..model import TrajectoryKey
+from ..store import journal
 from . import runtime
-from .scope import NO_PARENT, Elsewhere, Inside, NotSampled, current
+from .scope import NO_PARENT, Elsewhere, Inside, NotSampled, Scope, current, is_hidden
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -40,7 +42,7 @@ def detached() -> AbstractContextManager[None]:
 
 
 def inject() -> dict[str, str]:
-    """Describe the rollout that runs, for another process.
+    """Describe the rollout that runs, for another process, on this machine or another one.
 
     Returns:
         What ``extract`` takes there, to be sent along with the work: short ASCII texts by name, of which
@@ -54,13 +56,17 @@ def inject() -> dict[str, str]:
     rollout = scope.rollout
     rollout.generates = True
     key = None if rollout.key is None else str(rollout.key)
-    carrier = {_CARRIER: json.dumps({"key": key, "policy_version": rollout.policy_version})}
+    facts = {"key": key, "policy_version": rollout.policy_version, "home": _home(scope)}
+    carrier = {_CARRIER: json.dumps(facts)}
     _PROPAGATOR.inject(carrier, scope.context)
     return carrier
 
 
 def extract(carrier: Mapping[str, str] | None) -> AbstractContextManager[None]:
-    """Run the block inside a rollout that is open in another process, which must record to the same store.
+    """Run the block inside a rollout that is open in another process.
+
+    Where that records into another store, on another machine, what the block records goes to the
+    destinations from here, and adds to the rollout there; ``trackway`` shows of it what is in each store.
 
     Args:
         carrier: what ``inject`` gave there. Without one, decorated calls in the block start traces of
@@ -73,6 +79,8 @@ def extract(carrier: Mapping[str, str] | None) -> AbstractContextManager[None]:
             place = _read_carrier(recorder, carrier)
         except (ValueError, TypeError, AttributeError) as error:
             recorder.trouble(f"this carrier does not come from inject(): {carrier!r}", error)
+    if is_hidden():
+        return Inside(place, otel_context.get_current())
     return Inside(place, place.context if isinstance(place, Elsewhere) else NO_PARENT)
 
 
@@ -88,7 +96,18 @@ def _read_carrier(recorder: Recorder, carrier: Mapping[str, str]) -> Elsewhere |
     named = None if key is None else TrajectoryKey.parse(key)
     rollout = recorder.new_rollout(named, facts.get("policy_version"))
     rollout.trace_id = f"{parent.trace_id:032x}"
+    rollout.home = str(facts.get("home") or "")
+    if rollout.home and not journal.knows(recorder.config.store, rollout.home):
+        rollout.tags = {**rollout.tags, semconv.AWAY: True}
     return Elsewhere(rollout, context)
+
+
+def _home(scope: Scope | Elsewhere) -> str:
+    """Name a writer of the store that a rollout was begun in."""
+    if scope.rollout.home:
+        return scope.rollout.home
+    recorder = scope.recorder if isinstance(scope, Scope) else runtime.get()
+    return "" if recorder is None else recorder.writer.name
 
 
 @overload

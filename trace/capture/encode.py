@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from .. import semconv
-from ..model import Kind
+from ..model import Kind, Side
 from ..store import otlp
-from . import snapshot
+from . import foreign, snapshot
+from .foreign import ForeignSpan
+from .foreign_payload import payload_of
 from .payload import PayloadFormat
 from .scope import Failure, Reward, Scope
 from .sequences import SequenceFormat
@@ -122,12 +124,15 @@ class SpanEncoder:
         return orjson.dumps({**self._place(scope, attributes), "status": {"code": code}})
 
     def _place(self, scope: Scope, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        parent_id = scope.parent_id
+        if self._config.capture_otel and parent_id is not None:
+            parent_id = foreign.around(scope) or parent_id
         return {
             "traceId": f"{scope.trace_id:032x}",
             "spanId": f"{scope.span_id:016x}",
-            "parentSpanId": "" if scope.parent_id is None else f"{scope.parent_id:016x}",
+            "parentSpanId": "" if parent_id is None else f"{parent_id:016x}",
             "name": self._payload.text(scope.name),
-            "kind": 1,
+            "kind": 1 + otlp.SIDES.index(_side(scope)),
             "startTimeUnixNano": str(scope.start_ns),
             "endTimeUnixNano": str(scope.end_ns or 0),
             "attributes": otlp.encode_attributes(attributes),
@@ -137,28 +142,45 @@ class SpanEncoder:
         code = otlp.UNSET
         description = ""
         events = [
-            _event(name, time_ns, {key: self._payload.attribute(key, value) for key, value in facts.items()})
+            _event(name, time_ns, self._attributes(facts))
             for name, time_ns, facts in list(scope.events or ())
         ]
         if scope.failure is not None:
             code = otlp.ERROR
             description = f"{scope.failure.type}: {self._payload.text(scope.failure.message)}"
             events.append(_event(semconv.EXCEPTION_EVENT, scope.end_ns, self._exception(scope.failure)))
+        elif isinstance(scope, ForeignSpan):
+            code, description = scope.code, self._payload.text(scope.description or "")
         elif scope.status == "ok":
             code = otlp.OK
         if scope.rewards:
             events.extend(self._rewards(scope.rewards))
         attributes[semconv.STATUS] = scope.status
         # What other instrumentation put on the span stays, but cannot replace what we know.
-        others = dict(scope.attributes or {})
-        attributes = {**{key: self._payload.attribute(key, others[key]) for key in others}, **attributes}
-        encoded = self._place(scope, attributes)
+        others = self._attributes(dict(scope.attributes or {}))
+        if isinstance(scope, ForeignSpan):
+            others = {**payload_of(scope.kind, others), **others}
+        encoded = self._place(scope, {**others, **attributes})
         encoded["status"] = {"code": code, "message": description} if description else {"code": code}
         if events:
             encoded["events"] = events
+        if scope.links:
+            encoded["links"] = [
+                {
+                    "traceId": f"{trace_id:032x}",
+                    "spanId": f"{span_id:016x}",
+                    "attributes": otlp.encode_attributes(self._attributes(facts)),
+                }
+                for trace_id, span_id, facts in list(scope.links)
+            ]
         return encoded
 
+    def _attributes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: self._payload.attribute(key, value) for key, value in given.items()}
+
     def _identity(self, scope: Scope, attributes: dict[str, Any]) -> None:
+        if isinstance(scope, ForeignSpan):
+            return  # its own instrumentation has said what it is
         attributes[semconv.OPERATION] = _OPERATIONS.get(scope.kind, scope.kind)
         name = self._payload.text(scope.name)
         if scope.kind == "tool":
@@ -275,6 +297,12 @@ class SpanEncoder:
             semconv.EXCEPTION_MESSAGE: self._payload.text(failure.message),
             semconv.EXCEPTION_STACKTRACE: self._payload.text(failure.stacktrace()),
         }
+
+
+def _side(scope: Scope) -> Side:
+    if isinstance(scope, ForeignSpan):
+        return scope.side
+    return "client" if scope.kind == "llm" else "internal"
 
 
 def _reported_usage(output: Any) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -98,11 +99,21 @@ class PayloadFormat:
 
     def attribute(self, name: str, value: Any) -> Any:
         """Give an attribute that other instrumentation has set."""
+        if isinstance(value, tuple):  # the values of a header, for instance
+            value = list(value)
         if self._redactor.is_secret_name(name, value):
             return MASK
-        if isinstance(value, (tuple, list)):
+        if isinstance(value, list):
             return [self.text(item) if isinstance(item, str) else item for item in value]
-        return self.text(value) if isinstance(value, str) else value
+        return self._attribute_text(value) if isinstance(value, str) else value
+
+    def _attribute_text(self, text: str) -> str:
+        """Give a text that others have set: where it is JSON, names in it tell secrets too."""
+        text = snapshot.clean(text)
+        if text[:1] in ("{", "[") and self._redactor.suspects(text.encode()):
+            with suppress(ValueError):
+                return orjson.dumps(self._walk(orjson.loads(text), None)).decode()
+        return self.text(text)
 
     def text(self, text: str) -> str:
         """Mask, cut and clean one text."""

@@ -13,8 +13,9 @@ from trackway.samplers import HeadSampler
 
 from .. import semconv
 from ..log import logger
+from . import foreign
 from .calls import Call, Target
-from .scope import NotSampled, Rollout, Scope, carried_run, current
+from .scope import NotSampled, Rollout, Scope, carried_run, current, hide
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class Recorder:
         self._said: set[str] = set()
         self._strict = os.environ.get("TRACKWAY_STRICT") == "1"
         self._sampler = HeadSampler(config)
+        # MLflow that shares OpenTelemetry's context with others knows only spans of its own provider: below
+        # one of ours its traces would have no root, and be lost.
+        hide(os.environ.get("MLFLOW_USE_DEFAULT_TRACER_PROVIDER", "").lower() in ("false", "0"))
         self._open: dict[int, Scope] = {}
         resource: dict[str, str | int] = {
             "service.name": "trackway",
@@ -79,6 +83,8 @@ class Recorder:
     ) -> Rollout:
         """Bind what is in force at this moment to a rollout: later changes do not move it."""
         config = self.config
+        if config.capture_otel:
+            self.guard(foreign.look, True)
         return Rollout(
             key,
             policy_version,

@@ -36,6 +36,11 @@ def get() -> Recorder | None:
     return _recorder
 
 
+def started() -> Recorder | None:
+    """Give the recorder, or None when nothing is recorded so far."""
+    return _recorder
+
+
 def put(recorder: Recorder | None, starter: Callable[[], object] | None = None) -> None:
     """Set the recorder that decorated calls use from now on.
 

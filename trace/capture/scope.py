@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from types import FrameType
@@ -54,6 +54,7 @@ class Rollout:
         "dropped",
         "experiment",
         "generates",
+        "home",
         "key",
         "parts",
         "policy_version",
@@ -84,6 +85,8 @@ class Rollout:
         self._tags: dict[str, Any] | None = None
         # Whether a generation was seen in it, or may be seen by another process.
         self.generates = False
+        # A writer of the store that it was begun in, where that was another process; see carrying.
+        self.home = ""
         # The writer's: the token ids of the last generation, and the span that holds them; and what else of
         # it stands in the journal.
         self.sequence: tuple[int, ...] = ()
@@ -110,6 +113,7 @@ class Rollout:
         """Give the same rollout as another process has it: what it has said so far stays here."""
         rollout = Rollout(self.key, self.policy_version, self.project, self.experiment, self.run_id)
         rollout.trace_id = self.trace_id
+        rollout.home = self.home
         return rollout
 
 
@@ -265,7 +269,7 @@ class Scope(RecordedSpan):
         self._left = _is_collecting()
         if not self._left:
             _current.set(self)
-            otel_context.attach(self.context)
+            _attach(self.context)
 
     def leave(self) -> None:
         if _is_collecting():
@@ -379,6 +383,24 @@ class NotSampled:
 
 _current: ContextVar[Scope | Elsewhere | NotSampled | None] = ContextVar("trackway", default=None)
 _run: ContextVar[str | None] = ContextVar("trackway-run", default=None)
+
+
+def _nothing(context: Context) -> None:
+    pass
+
+
+_attach: Callable[[Context], object] = otel_context.attach
+
+
+def hide(hidden: bool) -> None:
+    """Keep calls out of OpenTelemetry's context, in which other instrumentation finds its parents, or not."""
+    global _attach
+    _attach = _nothing if hidden else otel_context.attach
+
+
+def is_hidden() -> bool:
+    """Say whether calls stay out of OpenTelemetry's context."""
+    return _attach is _nothing
 
 
 # What the garbage collector last said, to each thread and to all: "start" or "stop" comes last.

@@ -23,6 +23,8 @@ _PLAIN = (str, bool, int, float, bytes)
 
 SpanEvent = tuple[str, int, "Mapping[str, Any]"]
 """Name, time in nanoseconds, attributes."""
+SpanLink = tuple[int, int, "Mapping[str, Any]"]
+"""Trace id, span id, attributes."""
 
 
 class RecordedSpan(Span):
@@ -37,10 +39,20 @@ class RecordedSpan(Span):
 
     Attributes:
         start_ns, end_ns: nanoseconds since 1970; ``end_ns`` is None while it is open.
-        attributes: what other instrumentation has set, None when nothing was; likewise ``events``.
+        attributes: what other instrumentation has set, None when nothing was; likewise ``events``, ``links``.
     """
 
-    __slots__ = ("attributes", "end_ns", "events", "name", "parent_id", "span_id", "start_ns", "trace_id")
+    __slots__ = (
+        "attributes",
+        "end_ns",
+        "events",
+        "links",
+        "name",
+        "parent_id",
+        "span_id",
+        "start_ns",
+        "trace_id",
+    )
 
     def __init__(self, name: str, trace_id: int | None, parent_id: int | None) -> None:
         self.name = name
@@ -49,6 +61,7 @@ class RecordedSpan(Span):
         self.parent_id = parent_id
         self.attributes: dict[str, Any] | None = None
         self.events: list[SpanEvent] | None = None
+        self.links: list[SpanLink] | None = None
         self.end_ns: int | None = None
         self.start_ns = time.time_ns()
 
@@ -74,11 +87,13 @@ class RecordedSpan(Span):
         if self.end_ns is None:
             if self.events is None:
                 self.events = []
-            facts = {key: _fixed(value) for key, value in _items(attributes) if isinstance(key, str)}
-            self.events.append((snapshot.text(name), _moment(timestamp), facts))
+            self.events.append((snapshot.text(name), _moment(timestamp), fixed_items(attributes)))
 
     def add_link(self, context: SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
-        """Do nothing: a trajectory is one trace, whose spans have parents."""
+        if self.end_ns is None and isinstance(context, SpanContext) and context.is_valid:
+            if self.links is None:
+                self.links = []
+            self.links.append((context.trace_id, context.span_id, fixed_items(attributes)))
 
     def record_exception(
         self,
@@ -113,6 +128,11 @@ def _fixed(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(item if isinstance(item, _PLAIN) else snapshot.text(item) for item in value)
     return snapshot.text(value)
+
+
+def fixed_items(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give attributes that nobody changes any more; what has no name is left out."""
+    return {key: _fixed(value) for key, value in _items(attributes) if isinstance(key, str)}
 
 
 def _items(attributes: Mapping[str, Any] | None) -> Iterable[tuple[str, Any]]:

@@ -183,6 +183,10 @@ class Writer:
                 self._waiting -= 1
         return not self._stuck
 
+    def hurry(self) -> None:
+        """Have what is queued written at once, without waiting for it: this process may be killed soon."""
+        self._wake()
+
     def _wake(self) -> None:
         with suppress(RuntimeError):  # it is awake
             self._nothing_urgent.release()
@@ -409,7 +413,8 @@ def _weight(scope: Scope) -> int:
     for tokens in (scope.given, scope.made):
         if tokens:
             size += _NUMBER_BYTES * sum(map(len, tokens.values()))
-    for parts in (scope.items, scope.extra and scope.extra.values()):
+    attributes = scope.attributes and scope.attributes.values()
+    for parts in (scope.items, scope.extra and scope.extra.values(), attributes):
         if parts:
             size += sum(len(part) for part in parts if isinstance(part, (bytes, str)))
     return size

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 GROUP = "trackway.exporters"
-_PACKAGES = {"mlflow": "mlflow"}
-"""Backends of our own -> the package they need, which is also the name of the extra."""
+_PACKAGES = {"mlflow": "mlflow", "otlp": "opentelemetry.exporter.otlp.proto.http", "weave": "weave"}
+"""Backends of our own, whose extras have the same names -> what they import."""
 
 
 def check(backend: str) -> None:
@@ -24,19 +24,37 @@ def check(backend: str) -> None:
         ConfigError: it is; the message says what to install.
     """
     package = _PACKAGES.get(backend)
-    if package is not None and find_spec(package) is None:
+    if package is not None and not _is_installed(package):
         raise ConfigError(
             f"backend={backend!r} needs the package {package!r}, which is not installed: "
             f"pip install 'trackway[{backend}]'"
         )
+    if backend == "otlp":
+        from .otlp_transport import protocol
+
+        protocol()
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # nor is the one around it
+        return False
 
 
 def announce(backend: str, config: TraceConfig) -> None:
-    """Log where a backend of our own keeps what it is sent, with every path absolute; once in a process."""
+    """Log where a backend of our own keeps what it is sent, with every path absolute; once in a process.
+
+    Of one that wants a login, log where there is none.
+    """
     if backend == "mlflow":
         from .mlflow_store import tracking_uri
 
         tracking_uri(config.store, config.tracking_uri)
+    elif backend == "weave":
+        from .weave_client import warn_without_login
+
+        warn_without_login()
 
 
 def build(backend: str, config: TraceConfig) -> SpanExporter:

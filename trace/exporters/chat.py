@@ -15,10 +15,12 @@ from typing import Any, Final
 from ..capture.snapshot import clean
 from ..model import ToolCall, Turn
 from . import chat_template
-from .text import ELSEWHERE, cut, dumps
+from .text import cut, dumps, elsewhere
 
 CHAT_LIMIT: Final = 1_000_000
 """Most characters of all the messages in one attribute."""
+MESSAGES_LIMIT: Final = 300
+"""Most messages in one attribute: a page draws them all before it shows anything."""
 
 Message = dict[str, Any]
 
@@ -225,16 +227,20 @@ def text_of(message: Message) -> str:
 
 
 def fit(messages: Sequence[Message], limit: int = CHAT_LIMIT) -> list[Message]:
-    """Give the messages within a number of characters: the first and the last ones, and a note between."""
+    """Give the messages within a number of characters: the first and the last ones, and a note between.
+
+    There are at most ``MESSAGES_LIMIT`` of them, the note not counted.
+    """
     sizes = [_size(message) for message in messages]
-    if sum(sizes) <= limit:
+    if sum(sizes) <= limit and len(sizes) <= MESSAGES_LIMIT:
         return list(messages)
-    head = _count(sizes, limit // 4)
-    tail = max(1, _count(sizes[head:][::-1], limit - limit // 4))
+    head = min(_count(sizes, limit // 4), MESSAGES_LIMIT // 4)
+    last = sizes[head:][::-1][: MESSAGES_LIMIT - head]
+    tail = max(1, _count(last, limit - limit // 4))
     hidden = len(messages) - head - tail
     kept = [*messages[:head], *messages[len(messages) - tail :]]
     if hidden > 0:
-        note = f"⟨{hidden} messages of {sum(sizes[head : head + hidden])} characters {ELSEWHERE}⟩"
+        note = f"⟨{hidden} messages of {sum(sizes[head : head + hidden])} characters {elsewhere()}⟩"
         kept.insert(head, {"role": "system", "content": note})
     return [_shorter(message, limit) for message in kept]
 

@@ -60,6 +60,8 @@ def contents_of(trajectory: model.Trajectory, chat: Chat) -> Iterator[Content]:
     calls = {call.span_id: call for call in trajectory.tool_calls if call.span_id is not None}
     for span in trajectory.spans:
         name, usage = span.name, None
+        if span is root and semconv.AWAY in span.attributes:
+            continue  # it is sent from where it was recorded
         if span is root:
             inputs, outputs = _root_content(trajectory, chat)
         elif span.kind == "llm":
@@ -88,18 +90,19 @@ def _root_content(trajectory: model.Trajectory, chat: Chat) -> tuple[Any, Any]:
     elif root.outputs is not None:
         outputs["result"] = root.outputs
     reasons = [turn.finish_reason for turn in trajectory.turns if turn.finish_reason]
+    # In this order: the page where trajectories are compared shows the last three at first.
     extras = {
-        "error": trajectory.error,
-        "reward": _shown(trajectory.reward),
-        "rewards": {name: _shown(value) for name, value in trajectory.rewards.items() if name != "reward"},
-        "status": trajectory.status,
-        "termination": reasons[-1] if reasons else None,
-        "num_turns": len(trajectory.turns) or None,
-        "trained_step": trajectory.trained_step,
-        "discarded": trajectory.discarded,
-        "attached": {name: _shown(mean) for name, mean in trajectory.attached.items()},
         "annotations": dict(trajectory.annotations),
         "notes": list(trajectory.notes),
+        "attached": {name: _shown(mean) for name, mean in trajectory.attached.items()},
+        "trained_step": trajectory.trained_step,
+        "discarded": trajectory.discarded,
+        "num_turns": len(trajectory.turns) or None,
+        "status": trajectory.status,
+        "termination": reasons[-1] if reasons else None,
+        "error": trajectory.error,
+        "rewards": {name: _shown(value) for name, value in trajectory.rewards.items() if name != "reward"},
+        "reward": _shown(trajectory.reward),
     }
     return inputs, outputs | {name: value for name, value in extras.items() if value not in (None, {}, [])}
 
@@ -177,10 +180,18 @@ def rooted(trajectory: model.Trajectory) -> model.Trajectory:
     return _with_facts_on_root(_with_root(trajectory))
 
 
+def is_away(trajectory: model.Trajectory) -> bool:
+    """Say whether this is the part of a rollout that another machine has begun, and tells the rest of."""
+    return all(span.parent_id is not None for span in trajectory.spans) and any(
+        semconv.AWAY in span.attributes for span in trajectory.spans
+    )
+
+
 def _with_root(trajectory: model.Trajectory) -> model.Trajectory:
     """Put a root into a trajectory whose own one was never recorded, because its process died in it.
 
-    It gets the id that the spans name as their parent, so the real one replaces it should it still come.
+    It gets the id that the spans name as their parent, so the real one replaces it should it still come. Of a
+    rollout that was begun on another machine it only stands for what is there, and is not shown.
     """
     first = trajectory.spans[0]
     if any(span.parent_id is None for span in trajectory.spans):
@@ -196,6 +207,7 @@ def _with_root(trajectory: model.Trajectory) -> model.Trajectory:
         status=trajectory.status,
         error=trajectory.error,
         resource=first.resource,
+        attributes={semconv.AWAY: True} if is_away(trajectory) else {},
     )
     return replace(trajectory, spans=(root, *trajectory.spans))
 

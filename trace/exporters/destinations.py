@@ -9,17 +9,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol, runtime_checkable
 
+from opentelemetry import context as otel_context
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event as SdkEvent
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from ..config import TraceConfig
+from ..log import logger
 from ..model import Span, Trajectory
 from ..store.payloads import whole_attributes
 from . import build
+from .sizes import bytes_in
+
+_log = logger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _CLOSE = 5.0
@@ -28,7 +34,17 @@ _CLOSE = 5.0
 
 @runtime_checkable
 class TrajectoryExporter(Protocol):
-    """An exporter that takes whole trajectories, which spares it putting them together again."""
+    """An exporter that takes whole trajectories, which spares it putting them together again.
+
+    It may offer two more, so that what it sends is counted as it really is; both in bytes as they are before
+    any compression. For an exporter without them, the names, attributes and events of the spans are counted.
+
+    ``sent_bytes: int``: an attribute that grows by what the destination has accepted. A trajectory that is
+    sent again counts again.
+
+    ``size_of(trajectory) -> int``: how much a trajectory would be, or a little more; it asks nobody over the
+    network. It is called only where ``max_bytes_per_step`` is set.
+    """
 
     def export_trajectories(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
         """Deliver; give the trace ids refused for good, with the reason. Raise on passing trouble."""
@@ -53,6 +69,7 @@ class Destination:
     Attributes:
         delivered: what it has: trace id -> number of spans; None until that was read.
         sent: what was handed over and not answered yet.
+        place: the tracking URI that its exporter was made for.
     """
 
     def __init__(
@@ -61,10 +78,13 @@ class Destination:
         self.name = name
         self.delivered: dict[str, int] | None = None
         self.sent: Sizes = ()
+        self.place = config.tracking_uri
         self._backend = backend
         self._config = config
         self._exporter = exporter
         self._answer: Future[dict[str, str]] | None = None
+        self._busy: Future[Any] | None = None
+        self._counted = self._noted = 0
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._pause = 0.0
@@ -73,7 +93,7 @@ class Destination:
     @property
     def hangs(self) -> bool:
         """Whether it has not answered yet."""
-        return self._answer is not None and not self._answer.done()
+        return self._busy is not None and not self._busy.done()
 
     @property
     def failing(self) -> bool:
@@ -93,15 +113,33 @@ class Destination:
     def hand(self, sizes: Sizes, trajectories: Sequence[Trajectory]) -> None:
         """Begin to send some trajectories; ``answered`` and ``answer`` tell how that went."""
         self.sent = sizes
-        self._answer = self._do(lambda: self._send(trajectories))
+        self._answer = self._busy = self._do(lambda: self._send(trajectories))
 
     def _send(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
+        refused, size = send(self._made(), trajectories)
+        self._counted += size
+        return refused
+
+    def measure(self, trajectories: Sequence[Trajectory]) -> Future[list[int]]:
+        """Begin to find out how many bytes some trajectories would be for its exporter."""
+        measuring = self._do(lambda: [size_for(self._made(), trajectory) for trajectory in trajectories])
+        self._busy = measuring
+        return measuring
+
+    def _made(self) -> SpanExporter:
         self._exporter = self._exporter or build(self._backend, self._config)
-        return send(self._exporter, trajectories)
+        return self._exporter
 
     def answered(self, timeout: float) -> bool:
-        """Wait for the answer to what was handed over, at most this many seconds."""
-        return self._answer is None or bool(wait([self._answer], timeout).done)
+        """Wait until it has done what it was asked for last, at most this many seconds."""
+        return self._busy is None or bool(wait([self._busy], timeout).done)
+
+    def take_count(self) -> int:
+        """Give the bytes that it accepted since this was asked last."""
+        told = getattr(self._exporter, "sent_bytes", None)
+        total = told if isinstance(told, int) else self._counted
+        new, self._noted = max(0, total - self._noted), total
+        return new
 
     def answer(self) -> dict[str, str]:
         """Give the trace ids that are refused for good, with the reason; none when nothing was sent.
@@ -138,6 +176,10 @@ class Destination:
         return future
 
     def _run(self) -> None:
+        # Whatever instruments HTTP clients in this process: what an exporter sends belongs to no rollout, and
+        # is not to be traced and sent in turn.
+        nowhere = otel_context.Context()
+        otel_context.attach(otel_context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True, nowhere))
         while (item := self._work.get()) is not None:
             future, action = item
             try:
@@ -148,21 +190,37 @@ class Destination:
                 future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
-def send(exporter: SpanExporter, trajectories: Sequence[Trajectory]) -> dict[str, str]:
+def send(exporter: SpanExporter, trajectories: Sequence[Trajectory]) -> tuple[dict[str, str], int]:
     """Hand trajectories to an exporter.
 
     Returns:
-        Trace ids that it refuses for good, with the reason.
+        Trace ids that it refuses for good, with the reason; and the bytes of all others, 0 where the exporter
+        counts them itself.
 
     Raises:
         Exception: nothing was delivered, and it should be tried again.
     """
     if isinstance(exporter, TrajectoryExporter):
-        return exporter.export_trajectories(trajectories)
+        refused = exporter.export_trajectories(trajectories)
+        if hasattr(exporter, "sent_bytes"):
+            return refused, 0
+        taken = [each for each in trajectories if each.trace_id not in refused]
+        return refused, sum(bytes_in(map(readable, each.spans)) for each in taken)
     spans = [readable(span) for trajectory in trajectories for span in trajectory.spans]
     if exporter.export(spans) is not SpanExportResult.SUCCESS:
         raise ConnectionError(f"{type(exporter).__name__} did not take {len(spans)} spans")
-    return {}
+    return {}, 0 if hasattr(exporter, "sent_bytes") else bytes_in(spans)
+
+
+def size_for(exporter: SpanExporter, trajectory: Trajectory) -> int:
+    """Give the bytes that a trajectory would be for an exporter; what it says itself where it says it."""
+    say = getattr(exporter, "size_of", None)
+    if say is not None:
+        try:
+            return int(say(trajectory))
+        except Exception as error:  # it will refuse this one, and give the reason
+            _log.debug("%s cannot tell the size of %s: %s", exporter, trajectory.trace_id, error)
+    return bytes_in(map(readable, trajectory.spans))
 
 
 def readable(span: Span) -> ReadableSpan:
@@ -180,7 +238,14 @@ def readable(span: Span) -> ReadableSpan:
         resource=Resource(span.resource),
         attributes=whole_attributes(span),
         events=[SdkEvent(event.name, dict(event.attributes), event.time_ns) for event in span.events],
-        kind=SpanKind.INTERNAL,
+        links=[
+            Link(
+                SpanContext(int(link.trace_id, 16), int(link.span_id, 16), False, flags),
+                dict(link.attributes),
+            )
+            for link in span.links
+        ],
+        kind=SpanKind[span.side.upper()],
         status=Status(code, None if code is StatusCode.OK else span.error or span.status),
         start_time=span.start_ns,
         end_time=span.end_ns if span.end_ns is not None else span.start_ns,

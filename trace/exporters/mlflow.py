@@ -18,11 +18,15 @@ from urllib.parse import quote
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from ..capture.snapshot import clean
 from ..log import logger
 from ..model import Trajectory
+from ..printable import without_password
+from .mlflow_away import add_rewards
+from .mlflow_errors import explained, is_passing, reason
 from .mlflow_payload import LATER_TAGS, Reward, TracePayload, payload_of
-from .mlflow_store import check_server, embedded_uri, one_transaction, open_store, public, tracking_uri
+from .mlflow_store import check_server, embedded_uri, one_transaction, open_store, tracking_uri
+from .mlflow_views import Views
+from .text import short_name
 
 if TYPE_CHECKING:
     from ..config import TraceConfig
@@ -35,26 +39,12 @@ SOURCE = "trackway"
 """Who gives the feedback that rewards become."""
 BATCH_TRACES = 50
 """Most traces in one call of MLflow; more gain nothing, and more than 100 cannot be linked to a run."""
-BATCH_CHARACTERS = 16_000_000
-"""Most characters of attributes in one call of MLflow, unless a single trace has more."""
+BATCH_BYTES = 16_000_000
+"""Most bytes of spans in one call of MLflow, unless a single trace has more."""
 WAITING_TRACES = 4096
 """Most traces of another tracer provider that wait for their root; the oldest is then written without."""
 WRITTEN_TRACES = 256
 """Traces of another tracer provider that are remembered, so that spans which come after the root join it."""
-
-_PASSING = {
-    "TEMPORARILY_UNAVAILABLE",  # also every OperationalError of the database: locked, full, away
-    "REQUEST_LIMIT_EXCEEDED",
-    "RESOURCE_EXHAUSTED",
-    "DEADLINE_EXCEEDED",
-    "CANCELLED",
-    "ABORTED",
-    "UNAUTHENTICATED",
-    "PERMISSION_DENIED",
-    "CUSTOMER_UNAUTHORIZED",
-    "ENDPOINT_NOT_FOUND",
-}
-"""MLflow's error codes that say nothing about the trace; a person may have to help, but nothing is lost."""
 
 
 class MlflowExporter(SpanExporter):
@@ -64,6 +54,9 @@ class MlflowExporter(SpanExporter):
 
     Args:
         config: gives ``tracking_uri``, ``store`` (for the embedded database), ``project``, ``experiment``.
+
+    Attributes:
+        sent_bytes: names, attributes and events of the spans that MLflow has taken, in bytes.
 
     Raises:
         ImportError: MLflow is not installed.
@@ -76,8 +69,9 @@ class MlflowExporter(SpanExporter):
         self._config = config
         self._uri = tracking_uri(config.store, config.tracking_uri)
         self._store: Any = None
-        self._experiments: dict[str, str] = {}
         self._unknown_runs: set[str] = set()
+        self._views = Views()
+        self.sent_bytes = 0
         self._waiting: dict[int, list[ReadableSpan]] = {}
         self._written: dict[int, list[ReadableSpan]] = {}
 
@@ -94,22 +88,18 @@ class MlflowExporter(SpanExporter):
         try:
             return self._export(trajectories)
         except Exception as error:
-            if _is_passing(error) and not isinstance(error, ConnectionError):
-                raise ConnectionError(
-                    f"MLflow at {public(self._uri)} does not take traces now: {_reason(error)}"
-                ) from error
-            raise
+            raise explained(error, self._uri, self._store) from error
 
     def _export(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
         refused: dict[str, str] = {}
         projects: dict[str, dict[str, TracePayload]] = {}
         for trajectory in trajectories:
             try:
-                payload = payload_of(trajectory, self._config.experiment)
+                payload = payload_of(trajectory, self._config.experiment, self._config.store)
             except Exception as error:
-                refused[trajectory.trace_id] = _reason(error)
+                refused[trajectory.trace_id] = reason(error)
             else:
-                project = clean(trajectory.project or self._config.project)
+                project = short_name(trajectory.project or self._config.project)
                 projects.setdefault(project, {})[payload.trace_id] = payload
         if projects:
             check_server(self._uri)
@@ -119,7 +109,14 @@ class MlflowExporter(SpanExporter):
             for batch in _batches(list(payloads.values())):
                 with one_transaction(self._store) as store:
                     refused |= self._write(store, project, experiment, batch)
+                self.sent_bytes += sum(each.size for each in batch if each.otel_trace_id not in refused)
+            rewards = (reward.name for payload in payloads.values() for reward in payload.rewards)
+            self._views.bring(self._store, experiment, rewards)
         return refused
+
+    def size_of(self, trajectory: Trajectory) -> int:
+        """Give the bytes of the spans that MLflow would get, as ``sent_bytes`` counts them."""
+        return payload_of(trajectory, self._config.experiment, self._config.store).size
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Write spans of any tracer provider.
@@ -153,8 +150,8 @@ class MlflowExporter(SpanExporter):
         except Exception:
             _log.exception("%d traces could not be written to MLflow", len(trajectories))
             return SpanExportResult.FAILURE
-        for trace_id, reason in refused.items():
-            _log.error("MLflow refuses trace %s: %s", trace_id, reason)
+        for trace_id, why in refused.items():
+            _log.error("MLflow refuses trace %s: %s", trace_id, why)
         return SpanExportResult.FAILURE if refused else SpanExportResult.SUCCESS
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
@@ -169,9 +166,10 @@ class MlflowExporter(SpanExporter):
             self._export_traces(waiting)
 
     def _experiment(self, store: Any, project: str) -> str:
-        """Give the id of the experiment of this name, made when there is none yet."""
-        if project in self._experiments:
-            return self._experiments[project]
+        """Give the id of the experiment that has this name now, made when there is none.
+
+        It is looked up for every call: it may have been renamed, deleted or restored meanwhile.
+        """
         from mlflow.exceptions import MlflowException
 
         experiment = store.get_experiment_by_name(project)
@@ -182,14 +180,16 @@ class MlflowExporter(SpanExporter):
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was first
                     raise
             experiment = store.get_experiment_by_name(project)
+        if not experiment.experiment_id:
+            raise NotImplementedError("the answer holds no experiment")
         if experiment.lifecycle_stage != "active":
+            place = without_password(self._uri)
             raise RuntimeError(
-                f"the MLflow experiment {project!r} is deleted at {public(self._uri)}; restore it with "
+                f"the MLflow experiment {project!r} is deleted at {place}; restore it with "
                 f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, "
                 "delete it for good with `mlflow gc`, or choose another project"
             )
-        self._experiments[project] = str(experiment.experiment_id)
-        return self._experiments[project]
+        return str(experiment.experiment_id)
 
     def _artifacts(self, project: str) -> str | None:
         """Keep an embedded database's files beside it; its default is the directory one happens to be in."""
@@ -201,16 +201,19 @@ class MlflowExporter(SpanExporter):
         self, store: Any, project: str, experiment: str, batch: Sequence[TracePayload]
     ) -> dict[str, str]:
         refused: dict[str, str] = {}
-        _remove_outdated(store, batch)
-        for payload in batch:
+        begun_here = [payload for payload in batch if not payload.away]
+        _remove_outdated(store, begun_here)
+        for payload in begun_here:
             error = _refusal(store.start_trace, _trace_info(experiment, payload))
             if error is not None:
                 self._blame_the_trace(store, project, experiment)
-                refused[payload.otel_trace_id] = _reason(error)
+                refused[payload.otel_trace_id] = reason(error)
         started = [payload for payload in batch if payload.otel_trace_id not in refused]
         if started:
             refused |= self._log_spans(store, project, experiment, started)
-        self._link(store, [payload for payload in started if payload.otel_trace_id not in refused])
+        taken = [payload for payload in started if payload.otel_trace_id not in refused]
+        self._link(store, [payload for payload in taken if not payload.away])
+        add_rewards(store, [payload for payload in taken if payload.away], _feedback)
         return refused
 
     def _log_spans(
@@ -225,8 +228,9 @@ class MlflowExporter(SpanExporter):
             return {}
         if len(batch) == 1:
             self._blame_the_trace(store, project, experiment)
-            _remove_empty(store, experiment, batch[0])
-            return {batch[0].otel_trace_id: _reason(error)}
+            if not batch[0].away:
+                _remove_empty(store, experiment, batch[0])
+            return {batch[0].otel_trace_id: reason(error)}
         middle = len(batch) // 2
         left = self._log_spans(store, project, experiment, batch[:middle])
         return left | self._log_spans(store, project, experiment, batch[middle:])
@@ -234,7 +238,6 @@ class MlflowExporter(SpanExporter):
     def _blame_the_trace(self, store: Any, project: str, experiment: str) -> None:
         """Raise when it is not the trace but the whole destination that refuses."""
         check_server(self._uri)
-        self._experiments.clear()
         if self._experiment(store, project) != experiment:
             raise ConnectionError(f"the MLflow experiment {project!r} was replaced meanwhile")
 
@@ -247,7 +250,7 @@ class MlflowExporter(SpanExporter):
             error = _refusal(store.link_traces_to_run, traces, run)
             if error is not None and run not in self._unknown_runs:
                 self._unknown_runs.add(run)
-                _log.warning("traces are written without a link to the run %s: %s", run, _reason(error))
+                _log.warning("traces are written without a link to the run %s: %s", run, reason(error))
 
 
 def _refusal(action: Callable[..., Any], *arguments: Any) -> Exception | None:
@@ -255,7 +258,7 @@ def _refusal(action: Callable[..., Any], *arguments: Any) -> Exception | None:
     try:
         action(*arguments)
     except Exception as error:
-        if _is_passing(error):
+        if is_passing(error):
             raise
         return error
     return None
@@ -272,7 +275,7 @@ def _remove_outdated(store: Any, batch: Sequence[TracePayload]) -> None:
     try:
         known = store.batch_get_trace_infos(list(payloads))
     except (MlflowException, NotImplementedError) as error:
-        _log.debug("MLflow does not say what it has: %s", _reason(error))
+        _log.debug("MLflow does not say what it has: %s", reason(error))
         return
     for info in known:
         payload = payloads[info.trace_id]
@@ -296,7 +299,7 @@ def _batches(payloads: Sequence[TracePayload]) -> Iterator[list[TracePayload]]:
     batch: list[TracePayload] = []
     size = 0
     for payload in payloads:
-        if batch and (len(batch) == BATCH_TRACES or size + payload.size > BATCH_CHARACTERS):
+        if batch and (len(batch) == BATCH_TRACES or size + payload.size > BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(payload)
@@ -323,14 +326,14 @@ def _trace_info(experiment: str, payload: TracePayload) -> Any:
     )
 
 
-def _feedback(trace_id: str, reward: Reward, time_ms: int) -> Any:
+def _feedback(trace_id: str, reward: Reward, time_ms: int, source: str = SOURCE) -> Any:
     from mlflow.entities import AssessmentError, AssessmentSource, Feedback
 
     feedback = Feedback(
         name=reward.name,
         value=reward.value,
         error=AssessmentError("NOT_A_NUMBER", reward.error) if reward.error else None,
-        source=AssessmentSource(source_type="CODE", source_id=SOURCE),
+        source=AssessmentSource(source_type="CODE", source_id=source),
         trace_id=trace_id,
         rationale=reward.rationale,
         create_time_ms=time_ms,
@@ -339,20 +342,3 @@ def _feedback(trace_id: str, reward: Reward, time_ms: int) -> Any:
     # The store replaces an assessment whose id it has, so the same reward never stands there twice.
     feedback.assessment_id = reward.id
     return feedback
-
-
-def _is_passing(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it, comes from the network, the file system or a busy database."""
-    while error is not None:
-        # NotImplementedError: the server is too old. OperationalError: of SQLAlchemy.
-        if isinstance(error, (OSError, NotImplementedError)) or type(error).__name__ == "OperationalError":
-            return True
-        if getattr(error, "error_code", None) in _PASSING:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _reason(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}".strip()
-    return text if len(text) <= 1000 else f"{text[:999]}…"

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -19,14 +21,22 @@ from .. import model, semconv
 from ..capture.snapshot import clean
 from ..store.assemble import evaluations
 from .chat import Chat, chat_of, text_of
-from .content import last_moment, rooted, total_usage
+from .content import is_away, last_moment, rooted, total_usage
+from .mlflow_fold import fold
 from .mlflow_spans import spans_of
-from .text import cut, digest, dumps, short_name
+from .mlflow_summary import summary_metadata
+from .sizes import bytes_in
+from .text import cut, digest, dumps, elsewhere, pointing_to, short_name
 
 TAG_LIMIT: Final = 4096
 """Characters of a tag that every database behind MLflow keeps (``MAX_CHARS_IN_TRACE_INFO_TAGS_VALUE``)."""
 PREVIEW_LIMIT: Final = 1000
 """Characters of a preview that every database behind MLflow takes."""
+FOLDED: Final = "folded"
+"""Tag of a trace that lacks spans: how many of how many."""
+_LONGEST_KEY: Final = 100
+"""Characters of a key that a pointer can hold; a longer one gives way to the trace id."""
+_METADATA_LIMIT: Final = 150
 LATER_TAGS: Final = ("trained_step", "discarded")
 """Tags that a trainer's word gives, which it may also take back."""
 
@@ -56,8 +66,9 @@ class TracePayload:
         otel_trace_id: the id of the trajectory.
         state: ``OK`` or ``ERROR``.
         start_ms: milliseconds since 1970.
-        metadata: values that MLflow never changes: the run, the session, the token usage.
-        size: characters in the attributes of all spans.
+        metadata: values that nobody changes in MLflow: the summary, the run, the session, the token usage.
+        size: bytes of the names, attributes and events of all spans.
+        away: whether only its spans and rewards are to be written, since another machine writes the rest.
     """
 
     trace_id: str
@@ -73,47 +84,74 @@ class TracePayload:
     run_id: str | None
     spans: tuple[ReadableSpan, ...]
     size: int
+    away: bool
 
 
-def payload_of(trajectory: model.Trajectory, experiment: str) -> TracePayload:
+def payload_of(trajectory: model.Trajectory, experiment: str, store: Path | None = None) -> TracePayload:
     """Make the trace of one trajectory.
 
     Args:
         experiment: name of the experiment of a trajectory that does not say its own.
+        store: folder of the store that has all of it, where there is one.
 
     Raises:
         ValueError: the trajectory has no spans, or ids that are not those of OpenTelemetry.
     """
     if not trajectory.spans:
         raise ValueError("the trajectory has no spans")
+    with pointing_to(f"trackway show {_name(trajectory)} --full") if store else nullcontext():
+        return _payload(trajectory, experiment, store)
+
+
+def _name(trajectory: model.Trajectory) -> str:
+    """Name a trajectory as ``trackway show`` takes it; it needs no quotes in a shell."""
+    return trajectory.name if len(trajectory.name) <= _LONGEST_KEY else trajectory.trace_id
+
+
+def _payload(trajectory: model.Trajectory, experiment: str, store: Path | None) -> TracePayload:
     rewards = tuple(_rewards(trajectory))
-    trajectory = rooted(trajectory)
+    recorded, trajectory = trajectory, rooted(trajectory)
     chat = chat_of(trajectory.turns)
-    spans = tuple(spans_of(trajectory, chat))
+    folded = fold(trajectory)
+    left_out = {span_id: f"{note} {elsewhere()}" for span_id, note in folded.notes.items()}
+    tags = _tags(trajectory, trajectory.experiment or experiment)
+    if folded.count:
+        tags[FOLDED] = f"{folded.count} of {len(trajectory.spans)} spans"
+        root = trajectory.spans[0].span_id
+        note = f"; directly below: {folded.notes[root]}" if root in folded.notes else ""
+        left_out[root] = f"{tags[FOLDED]} {elsewhere()}; the spans around them say what they were{note}"
+    spans = tuple(spans_of(folded.trajectory, chat, left_out))
     end_ns = trajectory.end_ns or last_moment(trajectory.spans)
-    metadata = {}
+    size = bytes_in(spans)
+    metadata = summary_metadata(recorded, size)
     usage = total_usage(trajectory.spans)
     if usage is not None:
         metadata["mlflow.trace.tokenUsage"] = dumps(usage)
     session = session_id(trajectory.key)
     if session:
         metadata["mlflow.trace.session"] = session
+    if store is not None:
+        metadata["trackway.store"] = cut(str(store.absolute()), _METADATA_LIMIT)
+        metadata["trackway.key"] = _name(trajectory)
+    run_id = None
     if trajectory.run_id:
-        metadata["mlflow.sourceRun"] = short_name(trajectory.run_id)
+        # A server answers a NUL with an error that MLflow's client goes on trying against for minutes.
+        run_id = metadata["mlflow.sourceRun"] = short_name(trajectory.run_id)
     return TracePayload(
         trace_id=f"tr-{trajectory.trace_id}",
         otel_trace_id=trajectory.trace_id,
         state="OK" if trajectory.status == "ok" else "ERROR",
         start_ms=trajectory.start_ns // 1_000_000,
         duration_ms=max(0, end_ns - trajectory.start_ns) // 1_000_000,
-        tags=_tags(trajectory, trajectory.experiment or experiment),
+        tags=tags,
         metadata=metadata,
         request_preview=_request_preview(trajectory, chat),
         response_preview=_response_preview(trajectory, chat),
         rewards=rewards,
-        run_id=trajectory.run_id,
+        run_id=run_id,
         spans=spans,
-        size=sum(len(str(value)) for span in spans for value in (span.attributes or {}).values()),
+        size=size,
+        away=is_away(recorded),
     )
 
 
@@ -153,7 +191,13 @@ def _tags(trajectory: model.Trajectory, experiment: str) -> dict[str, str]:
         tags["trained_step"] = str(trajectory.trained_step)
     if trajectory.discarded is not None:
         tags["discarded"] = trajectory.discarded
-    return {name: cut(value, TAG_LIMIT - 100) for name, value in tags.items()}
+    return {name: _tag(value) for name, value in tags.items()}
+
+
+def _tag(value: str) -> str:
+    value = clean(value)
+    room = TAG_LIMIT - 40 - len(elsewhere())  # what stands around those words in a mark is no longer than 40
+    return value if len(value) <= TAG_LIMIT else cut(value, room)
 
 
 def _request_preview(trajectory: model.Trajectory, chat: Chat) -> str:
@@ -183,7 +227,8 @@ def _preview(text: str) -> str:
 
 def _rewards(trajectory: model.Trajectory) -> Iterator[Reward]:
     values = dict(trajectory.rewards)
-    if "reward" not in values and trajectory.reward is not None:
+    # The total of a part would be none of the rollout's.
+    if "reward" not in values and trajectory.reward is not None and not is_away(trajectory):
         values["reward"] = trajectory.reward
     reasons = {
         event.attributes.get(semconv.EVALUATION_NAME): event.attributes.get(semconv.EVALUATION_EXPLANATION)
@@ -195,8 +240,13 @@ def _rewards(trajectory: model.Trajectory) -> Iterator[Reward]:
         odd = isinstance(value, float) and not math.isfinite(value)
         yield Reward(
             id=f"a-{digest(f'{trajectory.trace_id} {name}', 16)}",
-            name=short_name(name) or "⟨no name⟩",
+            name=feedback_name(name),
             value=None if odd else cut(value) if isinstance(value, str) else value,
             error=f"the reward is {value}" if odd else None,
             rationale=cut(str(reason)) if reason else None,
         )
+
+
+def feedback_name(reward: str) -> str:
+    """Name the feedback that a reward becomes."""
+    return short_name(reward) or "⟨no name⟩"

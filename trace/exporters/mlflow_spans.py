@@ -12,12 +12,12 @@ from typing import Any, Final
 import orjson
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 
 from .. import model, semconv
 from ..capture.snapshot import clean
 from .chat import Chat
-from .content import contents_of
+from .content import Content, contents_of
 from .text import TEXT_LIMIT, cut, dumps, short_name
 
 ATTRIBUTE_LIMIT: Final = 4_000_000
@@ -25,16 +25,26 @@ ATTRIBUTE_LIMIT: Final = 4_000_000
 
 RESOURCE: Final = "trackway.resource"
 """JSON of a span's resource; on the root, and where it differs from the root's."""
+RECORDED: Final = "trackway.recorded"
+"""JSON of what MLflow does not show as it was: ``name``, ``side``, and ``ended``, false where it never did."""
 ROOT_EXCEPTION: Final = "trackway.exception"
 """Name of the root's exception event: as ``exception`` it would hide the conversation on MLflow's page."""
 
 _TYPES = {"trajectory": "AGENT", "rollout": "AGENT", "llm": "CHAT_MODEL", "tool": "TOOL", "other": "UNKNOWN"}
 _NO_RESOURCE = Resource.get_empty()
+_NOTHING: Mapping[str, str] = {}
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
-def spans_of(trajectory: model.Trajectory, chat: Chat) -> Iterator[ReadableSpan]:
+def spans_of(
+    trajectory: model.Trajectory, chat: Chat, left_out: Mapping[str, str] = _NOTHING
+) -> Iterator[ReadableSpan]:
     """Make MLflow's spans of a trajectory whose first span is its root.
+
+    Args:
+        trajectory: as ``rooted`` gives it.
+        chat: of its turns.
+        left_out: id of a span -> what it says of the calls inside it that are not among the spans.
 
     Raises:
         ValueError: an id is not one of OpenTelemetry.
@@ -50,12 +60,22 @@ def spans_of(trajectory: model.Trajectory, chat: Chat) -> Iterator[ReadableSpan]
             attributes["mlflow.chat.tokenUsage"] = dumps(content.usage)
             if span.attributes.get(semconv.REQUEST_MODEL):
                 attributes["mlflow.llm.model"] = dumps(str(span.attributes[semconv.REQUEST_MODEL]))
-        if content.inputs is not None:
-            attributes["mlflow.spanInputs"] = _content(content.inputs)
-        if content.outputs is not None:
-            attributes["mlflow.spanOutputs"] = _content(content.outputs)
+        inputs, outputs = content.inputs, content.outputs
+        if span.span_id in left_out:
+            note = {"left_out": left_out[span.span_id]}
+            shown = outputs if isinstance(outputs, Mapping) else {"result": outputs} if outputs else {}
+            outputs = {**note, **shown}
+            if span is root and isinstance(inputs, Mapping):
+                inputs = {**inputs, **note}  # where one sees it before a long conversation
+        inputs, outputs = _with_note(content, left_out.get(span.span_id))
+        if inputs is not None:
+            attributes["mlflow.spanInputs"] = _content(inputs)
+        if outputs is not None:
+            attributes["mlflow.spanOutputs"] = _content(outputs)
         if span.resource and (span is root or span.resource != root.resource):
             attributes[RESOURCE] = dumps(dict(span.resource))
+        if recorded := _recorded_otherwise(span, content.name):
+            attributes[RECORDED] = dumps(recorded)
         status, error = content.status, content.error
         yield ReadableSpan(
             name=short_name(content.name),
@@ -64,12 +84,24 @@ def spans_of(trajectory: model.Trajectory, chat: Chat) -> Iterator[ReadableSpan]
             resource=_NO_RESOURCE,
             attributes=attributes,
             events=tuple(_events(span, content.end_ns, span is root)),
+            links=tuple(_links(span)),
             status=Status(StatusCode.OK)
             if status == "ok"
             else Status(StatusCode.ERROR, cut(error or status)),
             start_time=span.start_ns,
             end_time=content.end_ns,
         )
+
+
+def _with_note(content: Content, note: str | None) -> tuple[Any, Any]:
+    """Give the inputs and outputs of a span, with what it says of the calls inside it."""
+    inputs, outputs = content.inputs, content.outputs
+    if note is None:
+        return inputs, outputs
+    shown = outputs if isinstance(outputs, Mapping) else {} if outputs is None else {"result": outputs}
+    if content.span.parent_id is None and isinstance(inputs, Mapping):
+        inputs = {**inputs, "left_out": note}  # where one sees it before a long conversation
+    return inputs, {"left_out": note, **shown}
 
 
 def _context(trace_id: int, span_id: str) -> SpanContext:
@@ -109,6 +141,26 @@ def _recorded_attributes(span: model.Span) -> Iterator[tuple[str, str]]:
             yield clean(name), dumps(text) if value.lstrip()[:1] in ("{", "[", '"') else text
         else:
             yield clean(name), dumps(value)
+
+
+def usual_side(kind: model.Kind) -> model.Side:
+    """Give the side of a call that a span of some kind is on, where nobody says otherwise."""
+    return "client" if kind == "llm" else "internal"
+
+
+def _recorded_otherwise(span: model.Span, name: str) -> dict[str, Any]:
+    recorded: dict[str, Any] = {} if span.name == name else {"name": clean(span.name)}
+    if span.side != usual_side(span.kind):
+        recorded["side"] = span.side
+    if span.end_ns is None:
+        recorded["ended"] = False
+    return recorded
+
+
+def _links(span: model.Span) -> Iterator[Link]:
+    for link in span.links:
+        attributes = {clean(key): _event_value(value) for key, value in link.attributes.items()}
+        yield Link(SpanContext(int(link.trace_id, 16), int(link.span_id, 16), is_remote=True), attributes)
 
 
 def _events(span: model.Span, end_ns: int, is_root: bool) -> Iterator[Event]:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..log import logger
+from ..printable import without_password
 from ..store import locks
 
 _log = logger(__name__)
@@ -35,7 +36,7 @@ def tracking_uri(store: Path, configured: str | None = None) -> str:
     uri = _absolute(configured or os.environ.get("MLFLOW_TRACKING_URI") or embedded_uri(store))
     if uri not in _announced:
         _announced.add(uri)
-        _log.info("MLflow traces are at %s", public(uri))
+        _log.info("MLflow traces are at %s", without_password(uri))
     return uri
 
 
@@ -61,12 +62,6 @@ def _absolute(uri: str) -> str:
     return uri
 
 
-def public(uri: str) -> str:
-    """Show a tracking URI without its password."""
-    password = urlsplit(uri).password
-    return uri.replace(f":{password}@", ":***@", 1) if password else uri
-
-
 def check_server(uri: str) -> None:
     """Raise ConnectionError when a server does not answer at all; MLflow itself would try for minutes."""
     parts = urlsplit(uri)
@@ -77,11 +72,15 @@ def check_server(uri: str) -> None:
         urllib.request.urlopen(address, timeout=5).close()
     except urllib.error.HTTPError as error:
         if error.code in (502, 503, 504):
-            raise ConnectionError(f"no MLflow server behind {public(uri)}: HTTP {error.code}") from error
+            raise ConnectionError(
+                f"no MLflow server behind {without_password(uri)}: HTTP {error.code}"
+            ) from error
     except (OSError, HTTPException) as error:
         # Which certificates are good enough is MLflow's business; it has settings for that.
         if not isinstance(getattr(error, "reason", None), ssl.SSLError):
-            raise ConnectionError(f"the MLflow server at {public(uri)} does not answer: {error}") from error
+            raise ConnectionError(
+                f"the MLflow server at {without_password(uri)} does not answer: {error}"
+            ) from error
 
 
 def open_store(uri: str) -> Any:

@@ -12,8 +12,10 @@ from typing import Any
 
 import orjson
 
-from ..config import TraceConfig, from_dict, to_dict
+from ..config import TraceConfig, from_dict, to_dict, value_for
+from ..config_values import PER_BACKEND
 from ..log import logger
+from ..printable import without_password
 from ..store import CONFIG, StoreError, journal, locks
 
 log = logger()
@@ -54,11 +56,32 @@ def _join(config: TraceConfig, left: TraceConfig) -> TraceConfig:
         log.warning(
             "another process records into %s and has it exported to %s: tracking_uri=%r is ignored",
             config.store,
-            left.tracking_uri or "the database in the store",
-            config.tracking_uri,
+            without_password(left.tracking_uri or "the database in the store"),
+            without_password(config.tracking_uri),
         )
     backends = tuple(dict.fromkeys([*left.backend, *config.backend]))
-    return replace(config, backend=backends, tracking_uri=left.tracking_uri)
+    volume: dict[str, Any] = {name: _volume(name, config, left) for name in PER_BACKEND}
+    return replace(config, backend=backends, tracking_uri=left.tracking_uri, **volume)
+
+
+def _volume(name: str, config: TraceConfig, left: TraceConfig) -> dict[str, Any] | None:
+    """Join what two processes say of how much goes to each destination; who named it first decides."""
+    found = {}
+    for backend in dict.fromkeys([*left.backend, *config.backend]):
+        wanted = value_for(backend, getattr(config, name))
+        value = value_for(backend, getattr(left, name)) if backend in left.backend else wanted
+        if wanted not in (None, value) and backend in config.backend:
+            log.warning(
+                "another process records into %s, with %s=%s for %s: %s is ignored",
+                config.store,
+                name,
+                value,
+                backend,
+                wanted,
+            )
+        if value is not None:
+            found[backend] = value
+    return found or None
 
 
 def _others_record(store: Path) -> bool:

@@ -8,10 +8,9 @@ An outage costs nothing but disk: the journal keeps everything, and a destinatio
 from __future__ import annotations
 
 import logging
-import math
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..config import TraceConfig
@@ -20,6 +19,8 @@ from ..store import Store, journal, locks, open_store
 from ..store.cursors import Cursors, cursor_name
 from .destinations import Destination, Sizes
 from .election import is_followed, stand, stand_back, still_elected
+from .leave import Leave
+from .selection import Rules, Selection, ask, rules_for
 from .settings import load_settings, save_settings
 
 __all__ = [
@@ -47,49 +48,6 @@ _AWAY = 3
 """Trajectories in a row that a destination fails to take, each sent alone, until it counts as away."""
 
 
-class Leave:
-    """Asks a follower to end; without being asked, it ends when there is nothing more to do."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Event()
-        self._deadline = math.inf
-        self._drain = True
-
-    def ask(self, deadline: float, *, drain: bool) -> None:
-        """Ask it.
-
-        Args:
-            deadline: a time of ``time.monotonic`` until which it may wait for answers.
-            drain: whether it may still begin to send what is due.
-        """
-        self._deadline, self._drain = deadline, drain
-        self._asked.set()
-
-    @property
-    def asked(self) -> bool:
-        """Whether it was asked to end."""
-        return self._asked.is_set()
-
-    @property
-    def remaining(self) -> float:
-        """Seconds that it may still wait for answers, infinite when nobody asked."""
-        return max(0.0, self._deadline - time.monotonic())
-
-    @property
-    def over(self) -> bool:
-        """Whether it may wait no longer."""
-        return not self.remaining
-
-    @property
-    def sends_nothing(self) -> bool:
-        """Whether it may begin nothing more."""
-        return self.over or (self.asked and not self._drain)
-
-    def wait(self, timeout: float) -> bool:
-        """Wait until it is asked; say whether it was."""
-        return self._asked.wait(timeout)
-
-
 class Follower:
     """Does the work of ``sync`` for one store; only one at a time holds the store's lock.
 
@@ -106,6 +64,7 @@ class Follower:
         self._leave = leave or Leave()
         self._cursors = Cursors(store)
         self._destinations: dict[str, Destination] = {}
+        self._selections: dict[str, Selection] = {}
 
     def close(self) -> None:
         """Shut the exporters down and close the files."""
@@ -118,10 +77,10 @@ class Follower:
         """Deliver what is due to every destination; one that fails does not keep the others.
 
         Args:
-            patient: leave a destination alone that failed a moment ago.
+            patient: leave a destination alone that failed a moment ago, and a step undecided that goes on.
 
         Returns:
-            Whether every destination has everything that is complete.
+            Whether every destination has everything that is complete, and was not left out there.
         """
         # Read again each time: a later process may have been configured with other destinations.
         config = self._config or load_settings(self._path)
@@ -129,12 +88,15 @@ class Follower:
         for backend in config.backend:
             name = cursor_name(backend, config.tracking_uri)
             destination = self._destinations.get(name)
+            if destination is not None and destination.place != config.tracking_uri:  # a new password
+                destination.close(0.0)
+                destination = None
             if destination is None:
                 destination = self._destinations[name] = Destination(name, backend, config)
-            done = self._serve(destination, patient) and done
+            done = self._serve(destination, rules_for(backend, config), patient) and done
         return done
 
-    def _serve(self, destination: Destination, patient: bool) -> bool:
+    def _serve(self, destination: Destination, rules: Rules | None, patient: bool) -> bool:
         if destination.hangs or (patient and destination.rests):
             return False
         try:
@@ -142,7 +104,7 @@ class Follower:
             if destination.delivered is None:
                 destination.delivered = self._cursors.delivered(destination.name)
                 self._cursors.fail(destination.name, None)
-            done = self._deliver_all(destination)
+            done = self._deliver_all(destination, rules, at_once=not patient)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             # Said once for an outage; what comes after it is for the follower's own log.
@@ -153,9 +115,14 @@ class Follower:
             return False
         return done
 
-    def _deliver_all(self, destination: Destination) -> bool:
+    def _deliver_all(self, destination: Destination, rules: Rules | None, *, at_once: bool) -> bool:
         assert destination.delivered is not None
-        due = self._store.due(destination.delivered)
+        if rules is not None:
+            at_once = at_once or not self.owners()
+        lacking = self._store.due(destination.delivered)
+        if lacking and self._leave.sends_nothing:
+            return False
+        due, waits = self._select(destination, rules, lacking, at_once)
         failure: Exception | None = None
         for start in range(0, len(due), BATCH):
             batch = due[start : start + BATCH]
@@ -169,7 +136,27 @@ class Follower:
                 failure = self._deliver_singly(destination, batch) or failure
         if failure is not None:
             raise failure
-        return True
+        return not waits
+
+    def _select(
+        self, destination: Destination, rules: Rules | None, due: Sizes, at_once: bool
+    ) -> tuple[Sizes, bool]:
+        """Give what of it is to be sent now, and whether some of it has yet to be decided."""
+        assert destination.delivered is not None
+        selection = self._selections.get(destination.name)
+        if selection is None:
+            selection = Selection(destination.name, self._cursors, self._store)
+            self._selections[destination.name] = selection
+        chosen, left_out = selection.sift(
+            rules, due, destination.delivered, partial(self._measure, destination), at_once=at_once
+        )
+        destination.delivered.update(left_out)
+        return chosen, len(chosen) + len(left_out) < len(due)
+
+    def _measure(self, destination: Destination, trace_ids: Sequence[str]) -> list[int]:
+        sizes = destination.measure(self._store.load_all(list(trace_ids)))
+        self._wait_for(destination)
+        return sizes.result()
 
     def _deliver_singly(self, destination: Destination, batch: Sizes) -> Exception | None:
         """Send one by one what failed together: one trajectory that an exporter trips over keeps no other.
@@ -193,11 +180,14 @@ class Follower:
 
     def _deliver(self, destination: Destination, batch: Sizes) -> None:
         destination.hand(batch, self._store.load_all([trace_id for trace_id, _ in batch]))
+        self._wait_for(destination)
+        self._note_answer(destination)
+
+    def _wait_for(self, destination: Destination) -> None:
         begun = time.monotonic()
         while not destination.answered(_SLICE):
             if self._leave.over or time.monotonic() - begun > ANSWER:
                 raise TimeoutError(f"no answer for {time.monotonic() - begun:.0f} s")
-        self._note_answer(destination)
 
     def _note_answer(self, destination: Destination) -> None:
         sent, destination.sent = destination.sent, ()
@@ -205,7 +195,7 @@ class Follower:
         for trace_id, reason in refused.items():
             log.warning("%s refused %s: %s", destination.name, trace_id, reason)
         if sent and destination.delivered is not None:
-            self._cursors.store(destination.name, sent, refused)
+            self._cursors.store(destination.name, sent, refused, destination.take_count())
             destination.delivered.update(sent)
             destination.recover()
 
@@ -304,6 +294,7 @@ def run(store: Path, *, follow: bool = False, say: Callable[[str], None] = print
         return 0
     lock = stand(store)
     if lock is None:
+        ask(store, config)
         say("a follower is at work on this store already; `trackway status` shows how far it is")
         return 0
     try:
@@ -316,5 +307,7 @@ def run(store: Path, *, follow: bool = False, say: Callable[[str], None] = print
             follower.close()
     finally:
         locks.release(lock)
-    say("every destination has everything" if done else "some of it is still pending; the store keeps it")
+    chosen = any(rules_for(backend, config) for backend in config.backend)
+    everything = "everything that was chosen for it" if chosen else "everything"
+    say(f"every destination has {everything}" if done else "some of it is still pending; the store keeps it")
     return 0 if done else 1

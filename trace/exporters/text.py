@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import orjson
@@ -20,6 +22,23 @@ NAME_LIMIT: Final = 250
 _MAX_DEPTH = 50
 ELSEWHERE: Final = "are left out here; the Trackway store has them"
 """What a mark says about the characters or messages that it stands for."""
+_shown_by: ContextVar[str | None] = ContextVar("shown_by", default=None)
+
+
+@contextmanager
+def pointing_to(command: str) -> Iterator[None]:
+    """Let every mark that is made inside name the command that shows what it stands for."""
+    token = _shown_by.set(command)
+    try:
+        yield
+    finally:
+        _shown_by.reset(token)
+
+
+def elsewhere() -> str:
+    """Say of characters, messages or calls that they are left out, and where they are."""
+    command = _shown_by.get()
+    return f"are left out here; `{command}` shows them" if command else ELSEWHERE
 
 
 def cut(text: str, limit: int = TEXT_LIMIT) -> str:
@@ -29,7 +48,7 @@ def cut(text: str, limit: int = TEXT_LIMIT) -> str:
         return text
     tail = limit // 4
     head = limit - tail
-    return f"{text[:head]}⟨{len(text) - limit} characters {ELSEWHERE}⟩{text[len(text) - tail :]}"
+    return f"{text[:head]}⟨{len(text) - limit} characters {elsewhere()}⟩{text[len(text) - tail :]}"
 
 
 def dumps(value: Any) -> str:

@@ -15,18 +15,22 @@ from . import journal
 from .assemble import DIED, assemble, unreadable
 from .flight import Flight, InFlight
 from .index import Index
+from .members import Members, StepKey
 from .rows import summary_of
 from .status import CONFIG as CONFIG
 from .status import Destination, StoreStatus, WriterStatus, status_of
+from .steps import Steps
 
 __all__ = [
     "Destination",
     "InFlight",
+    "Steps",
     "Store",
     "StoreError",
     "StoreStatus",
     "TrajectoryNotFound",
     "WriterStatus",
+    "matches",
     "open_store",
     "store_path",
 ]
@@ -91,7 +95,7 @@ class Store:
     def query(
         self,
         *,
-        step: int | None = None,
+        step: int | Steps | None = None,
         sample: int | str | None = None,
         rollout: int | None = None,
         validate: bool | None = None,
@@ -106,7 +110,7 @@ class Store:
         """Find trajectories.
 
         Args:
-            step: the trainer's global step.
+            step: the trainer's global step, or several.
             sample: id of the sample; a text matches an integer of the same digits too.
             rollout: number of the rollout in its group.
             validate: only validation rollouts, or only training rollouts.
@@ -130,13 +134,15 @@ class Store:
         flight = Flight(self.path)
         self._index.refresh()
         where, values, among = ["1"], [], ""
-        same = ("step", step), ("rollout_n", rollout), ("validate", validate), ("experiment", experiment)
+        same = ("rollout_n", rollout), ("validate", validate), ("experiment", experiment)
         for column, value in same:
             if value is not None:
                 where.append(f"{column} = ?")
                 values.append(value)
-        if isinstance(step, int):
-            among = f"step = {step:d}"
+        steps = Steps(((step, step),)) if isinstance(step, int) else step
+        if steps is not None:
+            among = steps.sql()
+            where.append(f"({among})")
         if sample is not None:
             where.append("(sample_index = ? OR CAST(sample_index AS TEXT) = ?)")
             values += [sample, str(sample)]
@@ -169,7 +175,7 @@ class Store:
             if trace_id not in known:
                 trajectory = flight.trajectory(trace_id)
                 summary = summary_of(trajectory)
-                if _matches(summary, step, sample, rollout, validate, experiment, min_reward, max_reward):
+                if matches(summary, steps, sample, rollout, validate, experiment, min_reward, max_reward):
                     summaries.append(summary)
         if status is not None:
             summaries = [summary for summary in summaries if summary.status == status]
@@ -326,6 +332,17 @@ class Store:
             due += [(trace_id, state) for trace_id, state in abandoned if trace_id not in running]
         return due
 
+    @property
+    def members(self) -> Members:
+        """What belongs to one step, as far as it was taken in."""
+        return self._index.members
+
+    def begun(self) -> set[StepKey]:
+        """Give the steps of the rollouts that run and of which the index knows nothing yet."""
+        flight = Flight(self.path)
+        fresh = flight.traces.keys() - self._index.trace_ids(flight.traces)
+        return {StepKey.of(flight.trajectory(trace_id)) for trace_id in fresh}
+
     def unmatched(self) -> int:
         """Count what was attached to rollouts that are not in the store; it waits for them."""
         self._index.refresh()
@@ -336,9 +353,9 @@ class Store:
         return self._index.unread()
 
 
-def _matches(
+def matches(
     summary: Summary,
-    step: int | None,
+    steps: Steps | None,
     sample: Any,
     rollout: int | None,
     validate: bool | None,
@@ -346,9 +363,10 @@ def _matches(
     min_reward: float | None,
     max_reward: float | None,
 ) -> bool:
+    """Say whether a summary is one that ``Store.query`` is asked for; None is no condition."""
     reward = summary.reward
     return (
-        (step is None or summary.step == step)
+        (steps is None or summary.step in steps)
         and (sample is None or str(summary.sample_index) == str(sample))
         and (rollout is None or summary.rollout_n == rollout)
         and (validate is None or summary.validate == validate)

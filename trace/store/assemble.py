@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import semconv
-from ..model import Event, Kind, Span, Status, Trajectory, TrajectoryKey
+from ..model import Event, Kind, Link, Side, Span, Status, Trajectory, TrajectoryKey
 from . import otlp
 from .attached import latest, with_attached
 from .packed import lenient, unpack_floats, unpack_ids, unpack_mask
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 DIED = "process ended before this did"
+_ELSEWHERE = "this rollout was begun on another machine; the rest of it is in the store there"
 
 _KINDS: Mapping[str, Kind] = {"invoke_agent": "rollout", "chat": "llm", "execute_tool": "tool"}
 
@@ -37,6 +38,10 @@ def decode_span(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
             Event(item["name"], int(item["timeUnixNano"]), otlp.decode_attributes(item.get("attributes", ())))
             for item in raw.get("events", ())
         )
+        links = tuple(
+            Link(item["traceId"], item["spanId"], otlp.decode_attributes(item.get("attributes", ())))
+            for item in raw.get("links", ())
+        )
         return _span(
             name=raw["name"],
             trace_id=raw["traceId"],
@@ -48,6 +53,8 @@ def decode_span(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
             error=status.get("message") or None,
             attributes=attributes,
             events=events,
+            links=links,
+            side=_side(raw.get("kind")),
             resource=resource,
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -76,10 +83,23 @@ def from_readable(spans: Iterable[ReadableSpan]) -> list[Trajectory]:
                 events=tuple(
                     Event(event.name, event.timestamp, dict(event.attributes or {})) for event in span.events
                 ),
+                links=tuple(
+                    Link(
+                        f"{link.context.trace_id:032x}",
+                        f"{link.context.span_id:016x}",
+                        dict(link.attributes or {}),
+                    )
+                    for link in span.links
+                ),
+                side=otlp.SIDES[span.kind.value],
                 resource=dict(span.resource.attributes),
             )
         )
     return [assemble(trace) for trace in traces.values()]
+
+
+def _side(number: Any) -> Side:
+    return otlp.SIDES[number - 1] if isinstance(number, int) and 0 < number <= len(otlp.SIDES) else "internal"
 
 
 def _span(
@@ -135,7 +155,8 @@ def assemble(spans: Sequence[Span], *, alive: bool = False, attempt: int | None 
     # The parent of an unrecorded root's children is that root.
     above = root.span_id if root else first.parent_id
     facts = [replace(span, trace_id=first.trace_id, parent_id=above) for span in facts]
-    status, error = _status(root, alive)
+    away = root is None and semconv.AWAY in first.attributes
+    status, error = _status_here(ordered) if away else _status(root, alive)
     ends = [span.end_ns for span in ordered if span.end_ns is not None]
     finished = root.end_ns if root else None
     turns, unaligned = with_attached(turns_of(ordered), facts)
@@ -160,7 +181,11 @@ def assemble(spans: Sequence[Span], *, alive: bool = False, attempt: int | None 
         project=_first(ordered, semconv.PROJECT) or first.resource.get(semconv.PROJECT),
         experiment=_first(ordered, semconv.EXPERIMENT) or first.resource.get(semconv.EXPERIMENT),
         run_id=_first(ordered, semconv.RUN_ID),
-        notes=(*(note for span in everything for note in span.attributes.get(semconv.NOTES, ())), *unaligned),
+        notes=(
+            *(note for span in everything for note in span.attributes.get(semconv.NOTES, ())),
+            *unaligned,
+            *([_ELSEWHERE] if away else []),
+        ),
         trained_step=latest(facts, semconv.TRAINED_STEP, int),
         discarded=latest(facts, semconv.DISCARDED, str) or None,
     )
@@ -218,6 +243,17 @@ def unreadable(spans: Sequence[Span], error: Exception) -> Trajectory:
         policy_versions=(),
         notes=(note,),
     )
+
+
+def _status_here(spans: Sequence[Span]) -> tuple[Status, str | None]:
+    """Say how the part of a rollout went whose root is elsewhere: as the worst of its outermost spans."""
+    here = {span.span_id for span in spans}
+    outermost = [span for span in spans if span.parent_id not in here]
+    for status in ("running", "died", "error", "cancelled"):
+        for span in outermost:
+            if span.status == status:
+                return status, span.error
+    return "ok", None
 
 
 def _status(root: Span | None, alive: bool) -> tuple[Status, str | None]:

@@ -16,10 +16,11 @@ from . import joining, lines, locks, otlp
 from .assemble import assemble, dead, decode_span, unreadable
 from .joining import Joins
 from .lines import Lines
+from .members import Members
 from .rows import COLUMNS, row_of, summary_from
 
 FILE = "index.sqlite"
-VERSION = 5
+VERSION = 6
 _TIMEOUT = 30.0
 
 _SCHEMA = """
@@ -31,7 +32,7 @@ CREATE TABLE trajectories (
     tokens INTEGER NOT NULL, errors INTEGER NOT NULL, spans INTEGER NOT NULL,
     start_ns INTEGER NOT NULL, end_ns INTEGER, policy_version BLOB,
     project TEXT, experiment TEXT, trained_step INTEGER, discarded TEXT,
-    ended INTEGER NOT NULL, state INTEGER NOT NULL
+    truncated INTEGER NOT NULL, ended INTEGER NOT NULL, state INTEGER NOT NULL
 );
 CREATE INDEX trajectories_by_key ON trajectories (step, sample_index, rollout_n);
 CREATE TABLE given_up (trace_id TEXT NOT NULL, writer TEXT NOT NULL, spans INTEGER NOT NULL);
@@ -61,6 +62,9 @@ class Index:
 
     Args:
         store: folder of the store. Where it cannot be written, the index lives in memory.
+
+    Attributes:
+        members: what belongs to one step.
     """
 
     def __init__(self, store: Path) -> None:
@@ -71,6 +75,7 @@ class Index:
         self._db = db
         self._lines = Lines(db, self._store)
         self._joins = Joins(db)
+        self.members = Members(db)
 
     def _in_memory(self) -> sqlite3.Connection:
         return self._prepare(sqlite3.connect(":memory:", check_same_thread=False))

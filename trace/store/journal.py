@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,14 @@ class Writer:
 def _count(value: Any) -> int:
     # The file may have been damaged by somebody else, which must not take the rest of the store with it.
     return value if isinstance(value, int) else 0
+
+
+@lru_cache(maxsize=1024)
+def knows(store: Path, writer: str) -> bool:
+    """Say whether a writer writes, or wrote, into this store."""
+    return Path(writer).name == writer and any(
+        (store / FOLDER / name).exists() for name in (f"{writer}.json", _name(writer, 0))
+    )
 
 
 def segments(store: Path) -> list[Segment]:

@@ -14,9 +14,13 @@ from typing import Any
 
 import orjson
 
+from ..model import Side
+
 SCOPE = {"name": "trackway"}
 UNSET, OK, ERROR = 0, 1, 2
 """OTLP's status codes."""
+SIDES: tuple[Side, ...] = ("internal", "server", "client", "producer", "consumer")
+"""OTLP's kinds of spans, the first of which is 1."""
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 

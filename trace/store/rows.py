@@ -14,8 +14,10 @@ from ..model import Summary, Trajectory, TrajectoryKey
 COLUMNS = (
     "trace_id, named, step, sample_index, rollout_n, attempt, validate, status, error, reward, rewards, "
     "turns, generations, tool_calls, tokens, errors, spans, start_ns, end_ns, policy_version, project, "
-    "experiment, trained_step, discarded, ended, state"
+    "experiment, trained_step, discarded, truncated, ended, state"
 )
+_AT_THE_LIMIT = ("length", "max_tokens")
+"""What engines call the end of a generation that came to its length limit: OpenAI and vLLM, Anthropic."""
 
 
 def summary_of(trajectory: Trajectory) -> Summary:
@@ -53,10 +55,11 @@ def row_of(trajectory: Trajectory) -> tuple[Any, ...]:
     """Give the values of ``COLUMNS``."""
     line = summary_of(trajectory)
     root = trajectory.root
-    complete = (
-        root is not None
-        and root.parent_id is None
-        and (root.end_ns is not None or semconv.EXPIRED in root.attributes)
+    # Nobody here knows when a rollout ends that was begun on another machine: all of it that is here is due.
+    complete = root is not None and (
+        semconv.AWAY in root.attributes
+        if root.parent_id is not None
+        else root.end_ns is not None or semconv.EXPIRED in root.attributes
     )
     return (
         line.trace_id,
@@ -83,6 +86,7 @@ def row_of(trajectory: Trajectory) -> tuple[Any, ...]:
         line.experiment,
         line.trained_step,
         line.discarded,
+        any(turn.finish_reason in _AT_THE_LIMIT for turn in trajectory.turns),
         complete,
         _state(trajectory),
     )
@@ -117,7 +121,7 @@ def summary_from(row: tuple[Any, ...], attempt: int) -> Summary:
     (
         trace_id, named, step, sample_index, rollout_n, _, validate, status, error, reward, rewards, turns,
         generations, tool_calls, tokens, errors, spans, start_ns, end_ns, policy_version, project,
-        experiment, trained_step, discarded, _, _,
+        experiment, trained_step, discarded, _, _, _,
     ) = row  # fmt: skip
     by_name = {name: _number(value) for name, value in orjson.loads(rewards).items()}
     if reward is None and any(isinstance(value, float) for value in by_name.values()):

@@ -29,10 +29,15 @@ class Destination:
 
     Attributes:
         exported: spans that it has.
-        pending: spans that it lacks, those of rollouts that still run included.
+        pending: spans that it lacks, those of rollouts that still run included, and those of which it is not
+            decided yet whether it gets them.
         refused: spans of trajectories that it will not take.
         last_error: why the last attempt failed; None when it did not.
         lag: seconds since the first of the complete trajectories that it lacks had ended; 0 when it has all.
+        left_out: spans of trajectories that it does without, by ``export_only``, ``export_ratio`` or
+            ``max_bytes_per_step``; they stay in the store, and nobody waits for them.
+        trajectories_left_out: how many trajectories these are.
+        sent_bytes: what it has accepted, in bytes before any compression; what was sent again counts again.
     """
 
     exported: int
@@ -40,6 +45,9 @@ class Destination:
     refused: int
     last_error: str | None = None
     lag: float = 0.0
+    left_out: int = 0
+    trajectories_left_out: int = 0
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +82,13 @@ class WriterStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """Counts of a store at one moment; recorded = exported + pending + dropped.
+    """Counts of a store at one moment; recorded = exported + pending + left out + dropped.
 
     Attributes:
         recorded: spans that ended in any process or died with it, dropped ones included.
         exported: spans that every destination has; without a destination, those in the journal.
         pending: spans that some destination still lacks, refused ones included.
+        left_out: spans that nobody waits for any more, though some destination does without them.
         dropped: spans that never reached the journal.
         trajectories: number of trajectories, those that run now included.
         in_flight: trajectories that run now.
@@ -111,13 +120,14 @@ class StoreStatus:
     writers_died: int = 0
     troubles: int = 0
     unmatched: int = 0
+    left_out: int = 0
     dropped_by_reason: Mapping[str, int] = field(default_factory=dict)
     destinations: Mapping[str, Destination] = field(default_factory=dict)
     writers: tuple[WriterStatus, ...] = field(default=(), repr=False)
 
 
 def status_of(store: Path, index: Index, deadline: float | None = None) -> StoreStatus:
-    """Count what was recorded, exported, is pending and was dropped.
+    """Count what was recorded, exported, is pending, was left out and was dropped.
 
     Args:
         store: folder of the store.
@@ -179,10 +189,11 @@ def status_of(store: Path, index: Index, deadline: float | None = None) -> Store
 
     destinations = _destinations(store, index, spans, unfinished, stopped)
     exported = min((item.exported for item in destinations.values()), default=spans)
+    settled = min((item.exported + item.left_out for item in destinations.values()), default=spans)
     return StoreStatus(
         recorded=spans + waiting + sum(dropped.values()),
         exported=exported,
-        pending=spans - exported + waiting,
+        pending=spans - settled + waiting,
         dropped=sum(dropped.values()),
         trajectories=trajectories,
         in_flight=len(running),
@@ -194,6 +205,7 @@ def status_of(store: Path, index: Index, deadline: float | None = None) -> Store
         writers_died=sum(writer.died for writer in writers),
         troubles=sum(writer.troubles for writer in writers),
         unmatched=sum(unmatched.values()),
+        left_out=settled - exported,
         dropped_by_reason=dropped,
         destinations=destinations,
         writers=tuple(described),
@@ -254,10 +266,20 @@ def _destinations(
             name = cursor_name(backend, place)
             done = progress.get(name, Progress(0, 0, None))
             exported = min(done.exported, spans)
-            pending = spans - exported - done.refused
+            left_out = min(done.left_out, spans - exported)
+            pending = spans - exported - left_out - done.refused
             first = _first_lacking(index, cursors, name, pending, unfinished, stopped)
             lag = 0.0 if first is None else max(0.0, (time.time_ns() - first) / 1e9)
-            found[backend] = Destination(exported, pending, done.refused, done.last_error, lag)
+            found[backend] = Destination(
+                exported,
+                pending,
+                done.refused,
+                done.last_error,
+                lag,
+                left_out,
+                done.trajectories_left_out,
+                done.bytes,
+            )
         return found
     finally:
         cursors.close()

@@ -1,0 +1,1 @@
+"""Trajectories from elsewhere than a store."""

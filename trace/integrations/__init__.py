@@ -1,0 +1,1 @@
+"""Trackway inside of frameworks that run agents in their own way."""

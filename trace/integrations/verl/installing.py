@@ -1,0 +1,51 @@
+"""Puts everything in place in one process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from . import cluster, rollout_trace, runs, tools, worker
+from .hooks import when_imported
+
+_REPLACED = "verl.utils.rollout_trace"
+
+_WORK = {
+    "verl.experimental.agent_loop.agent_loop": worker.change_workers,
+    "verl.experimental.agent_loop.tool_agent_loop": tools.change_calls,
+    "verl.tools.base_tool": tools.change_base_tool,
+    "verl.tools.function_tool": tools.change_function_tool,
+    "verl.trainer.constants_ppo": cluster.change_runtime_env,
+    "verl.utils.tracking": runs.change_tracking,
+}
+
+
+def install() -> None:
+    """Trace verl in this process, once ``RolloutTraceConfig.init`` is called in it, as its workers do.
+
+    It may be called again.
+
+    Raises:
+        RuntimeError: verl's modules have been imported and hold functions of its own tracing.
+        ModuleNotFoundError: verl is not installed.
+    """
+    utils = importlib.import_module("verl.utils")
+    there = sys.modules.get(_REPLACED)
+    if there is rollout_trace:
+        return
+    if there is not None:
+        users = sorted(
+            name
+            for name, module in list(sys.modules.items())
+            if name.startswith("verl.") and getattr(module, "rollout_trace_op", None) is not None
+            if name != _REPLACED
+        )
+        if users:
+            raise RuntimeError(
+                f"install() comes too late: {', '.join(users)} decorated functions with verl's own tracing "
+                "already. Call it right after `import verl`, or start the program with TRACKWAY_VERL=1"
+            )
+    sys.modules[_REPLACED] = rollout_trace
+    utils.rollout_trace = rollout_trace  # type: ignore[attr-defined]
+    for name, work in _WORK.items():
+        when_imported(name, work)

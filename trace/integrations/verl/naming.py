@@ -1,0 +1,76 @@
+"""Which rollout one of verl's workers is about to run: its step, its sample, its number in the group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from ...capture.snapshot import take
+
+_MAX_ITEMS = 64  # of an array inside a prompt
+
+
+def true_name(
+    worker: Any, sampling: Mapping[str, Any], given: Mapping[str, Any], row: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Correct what verl's worker calls a rollout, from what it knows of its row of the batch.
+
+    Args:
+        worker: an ``AgentLoopWorker``.
+        sampling: the sampling parameters of this rollout.
+        given: the worker's ``trajectory``: ``step``, ``sample_index``, ``rollout_n``, ``validate``.
+        row: the columns of the batch in this row.
+
+    Returns:
+        The same four, and whatever else was given.
+    """
+    name = dict(given)
+    name["sample_index"] = _sample(worker, given, row)
+    if "session_id" in row:
+        # The default trainer gives all sessions of a prompt the same trajectory.
+        name["step"] = row.get("global_steps", given["step"])
+        name["rollout_n"] = row["session_id"]
+    else:
+        name["rollout_n"] = _number(worker, sampling, given, row)
+    return name
+
+
+def _sample(worker: Any, given: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+    extra = row.get("extra_info")
+    if "index" not in row or (isinstance(extra, Mapping) and "index" not in extra and row["index"] == 0):
+        # verl then calls every sample 0, or counts anew in each worker.
+        prompt = row.get("raw_prompt")
+        if prompt is None:
+            return given["sample_index"]
+        copy = take(list(prompt), _MAX_ITEMS)
+        data = copy if isinstance(copy, bytes) else str(copy).encode()
+        return f"prompt-{blake2b(data, digest_size=6).hexdigest()}"
+    index = row["index"]
+    if _several_files(worker, bool(given["validate"])) and row.get("data_source") is not None:
+        return f"{row['data_source']}:{index}"  # each file may count from 0
+    return index
+
+
+def _several_files(worker: Any, validate: bool) -> bool:
+    data = worker.config.data
+    files = data.get("val_files" if validate else "train_files")
+    return files is not None and not isinstance(files, str) and len(files) > 1
+
+
+def _number(
+    worker: Any, sampling: Mapping[str, Any], given: Mapping[str, Any], row: Mapping[str, Any]
+) -> Any:
+    rollout = worker.rollout_config
+    if given["validate"]:
+        n = rollout.val_kwargs.n
+    else:
+        n = rollout.n
+        if sampling.get("temperature") == 0 and rollout.temperature != 0:
+            return n  # the greedy baseline of REMAX stands beside the n samples of its prompt
+    priority = row.get("priority")
+    # verl numbers all rows of a step before it deals them out, the rollouts of a prompt side by side; its
+    # workers count anew. In a column of the user's own, numbers are Python's and not numpy's.
+    if type(priority).__module__ == "numpy":
+        return int(priority) % n  # type: ignore[arg-type]
+    return given["rollout_n"]
