@@ -1,4 +1,4 @@
-"""``trackway ui``: MLflow's page of a store, on a server of its own until Ctrl-C or on the one it is sent to."""
+"""``trackway ui``: the page of a store in MLflow, on a server of its own or on the one it is sent to."""
 
 from __future__ import annotations
 
