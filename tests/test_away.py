@@ -71,11 +71,11 @@ def only(store: Path) -> Trajectory:
 
 
 def the_trace(folder: Path) -> Any:
-    import mlflow
+    from mlflow import MlflowClient
 
-    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
-    experiment = mlflow.get_experiment_by_name("trackway")
-    (trace,) = mlflow.search_traces(locations=[experiment.experiment_id], return_type="list")
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("trackway")
+    (trace,) = client.search_traces(locations=[experiment.experiment_id])
     return trace
 
 

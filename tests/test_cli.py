@@ -334,7 +334,7 @@ def test_wrong_use_ends_with_2(cli: Cli, args: list[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["ls", "--step", "x"], "'--step': 'x' is not an integer\n"),
+        (["ls", "--step", "x"], "'--step': 'x' names no steps; write 7, 1,5,9, 100..200, >=100 or <50\n"),
         (["ls", "--limit", "0"], "'--limit': 0 is less than 1\n"),
         (["ls", "--min-reward", "much"], "'--min-reward': 'much' is not a number\n"),
         (["ui", "--port", "65536"], "'--port': 65536 is more than 65535\n"),

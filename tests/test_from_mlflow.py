@@ -20,7 +20,7 @@ from trackway.trace.config import TraceConfig
 from trackway.trace.exporters import sync
 from trackway.trace.exporters.mlflow import MlflowExporter
 from trackway.trace.formats.mlflow import PAGE, MlflowTraces
-from trackway.trace.model import Span, Trajectory
+from trackway.trace.model import Link, Span, Trajectory
 from trackway.trace.store import Steps, Store, StoreError, TrajectoryNotFound
 
 from .programs import Cli, run
@@ -297,6 +297,37 @@ def test_rollouts_that_died_come_back_as_such(tmp_path: Path, blank_mlflow: Path
     lines = [replace(line, end_ns=None) for line in traces.query()]
     assert lines == [replace(line, end_ns=None) for line in opened.query()]
     opened.close()
+
+
+def test_what_is_too_long_for_a_list_costs_the_list_no_counts(tmp_path: Path, blank_mlflow: Path) -> None:
+    shutil.copy(blank_mlflow, tmp_path)
+    exporter = MlflowExporter(TraceConfig(store=tmp_path, project=PROJECT))
+    plain = _small(1, 1, 1)
+    rewards = {f"a reward with a long name {number}": float(number) for number in range(200)}
+    key = replace(plain.key, sample_index="x" * 5000)  # type: ignore[type-var]
+    long = replace(plain, key=key, error="e" * 9000, status="error", rewards=rewards)
+    assert exporter.export_trajectories([long]) == {}
+    traces = MlflowTraces(embedded(tmp_path))
+    (line,) = traces.query()
+    assert (line.spans, line.start_ns, line.end_ns) == (1, plain.start_ns, plain.end_ns)
+    assert (line.step, line.status, line.reward) == (1, "error", sum(rewards.values()))
+    (info,) = traces.infos()
+    assert all(len(value) <= 250 for value in info.trace_metadata.values())
+    # A shorter one later leaves pieces of the longer one behind.
+    assert exporter.export_trajectories([plain]) == {}
+    (line,) = traces.query()
+    assert (line.key, line.spans, line.error, line.status) == (plain.key, 1, None, "ok")
+
+
+def test_links_come_back(tmp_path: Path, blank_mlflow: Path) -> None:
+    shutil.copy(blank_mlflow, tmp_path)
+    plain = _small(1, 1, 1)
+    links = (Link("a" * 32, "b" * 16, {"why": "retry", "n": 2}),)
+    linked = replace(plain, spans=(replace(plain.spans[0], links=links, side="server"),))
+    exporter = MlflowExporter(TraceConfig(store=tmp_path, project=PROJECT))
+    assert exporter.export_trajectories([linked]) == {}
+    (span,) = MlflowTraces(embedded(tmp_path)).load("1/1/1").spans
+    assert (span.links, span.side) == (links, "server")
 
 
 # Pages, and what others wrote

@@ -1,7 +1,8 @@
-"""Trajectories with very many calls, and with very long texts, in MLflow: what the page gets and what it says."""
+"""Trajectories with very many calls or very long texts in MLflow: what the page gets and what it says."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -184,8 +185,6 @@ def test_a_chain_of_calls_deeper_than_the_limit_keeps_its_error() -> None:
 
 
 def outputs(payload: Any, n: int = 0) -> Any:
-    import json
-
     return json.loads(payload.spans[n].attributes["mlflow.spanOutputs"])
 
 

@@ -1130,7 +1130,7 @@ def test_rates_stand_beside_the_counts() -> None:
     shown = lines(status_view(status, rates=rates, news=[("08:00:01", "4711@node-3 began to record")]))
     assert "\neach second  1,234 spans, 2.0 MB\n" in shown
     assert "\n08:00:01     4711@node-3 began to record\n" in shown
-    assert re.search(r"^mlflow +10 +0\.2 +2 +0 +-$", shown, re.MULTILINE)
+    assert re.search(r"^mlflow +10 +0\.2 +2 +0 +0 bytes +-$", shown, re.MULTILINE)
 
 
 def test_facts_are_folded_beside_their_labels_in_a_narrow_terminal() -> None:

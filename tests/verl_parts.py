@@ -1,28 +1,11 @@
-"""What the agents of the verl tests use: tools of verl's two kinds, and a reward function.
-
-verl loads this file by its path, in each of its workers.
-"""
+"""What the agents of the verl tests use: a tool of verl's kind with a life of its own, a reward function."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from verl.tools.base_tool import BaseTool
-from verl.tools.function_tool import function_tool
 from verl.tools.schemas import ToolResponse
-
-
-@function_tool
-def add(a: int, b: int) -> str:
-    """Add two whole numbers; the sum of 13 always fails.
-
-    Args:
-        a: The first number.
-        b: The second number.
-    """
-    if a + b == 13:
-        raise ValueError(f"{a} + {b} brings bad luck")
-    return str(a + b)
 
 
 class Recall(BaseTool):

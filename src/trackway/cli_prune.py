@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_options import From, StorePath, integer, mlflow_traces, step_range
+from .cli_options import StorePath, integer, mlflow_traces, step_range
 from .cli_output import fail, say, tell
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def age_value(text: Any) -> float:
 
 def prune(
     store: StorePath = None,
-    place: From = None,
+    place: Annotated[
+        str | None,
+        typer.Option("--from", metavar="mlflow:URI", help="Which MLflow; else where the store exports to."),
+    ] = None,
     project: Annotated[str | None, typer.Option(metavar="NAME", help="Experiment of MLflow.")] = None,
     before_step: Annotated[
         int | None, typer.Option(metavar="N", parser=integer(), help="Steps below N.")

@@ -26,9 +26,9 @@ ATTRIBUTE_LIMIT: Final = 4_000_000
 RESOURCE: Final = "trackway.resource"
 """JSON of a span's resource; on the root, and where it differs from the root's."""
 RECORDED: Final = "trackway.recorded"
-"""JSON of what MLflow does not show as it was: ``name``, ``side``, and ``ended``, false where it never did."""
+"""JSON of what MLflow does not show as it was: ``name``, ``side``; ``ended``, false where it never did."""
 ROOT_EXCEPTION: Final = "trackway.exception"
-"""Name of the root's exception event: as ``exception`` it would hide the conversation on MLflow's page."""
+"""Name of the root's exception event: named ``exception`` it would hide the conversation on the page."""
 
 _TYPES = {"trajectory": "AGENT", "rollout": "AGENT", "llm": "CHAT_MODEL", "tool": "TOOL", "other": "UNKNOWN"}
 _NO_RESOURCE = Resource.get_empty()
@@ -60,13 +60,6 @@ def spans_of(
             attributes["mlflow.chat.tokenUsage"] = dumps(content.usage)
             if span.attributes.get(semconv.REQUEST_MODEL):
                 attributes["mlflow.llm.model"] = dumps(str(span.attributes[semconv.REQUEST_MODEL]))
-        inputs, outputs = content.inputs, content.outputs
-        if span.span_id in left_out:
-            note = {"left_out": left_out[span.span_id]}
-            shown = outputs if isinstance(outputs, Mapping) else {"result": outputs} if outputs else {}
-            outputs = {**note, **shown}
-            if span is root and isinstance(inputs, Mapping):
-                inputs = {**inputs, **note}  # where one sees it before a long conversation
         inputs, outputs = _with_note(content, left_out.get(span.span_id))
         if inputs is not None:
             attributes["mlflow.spanInputs"] = _content(inputs)

@@ -14,7 +14,7 @@ from ..exporters.election import stand
 from ..exporters.mlflow_store import embedded_uri
 from ..store import Steps, locks
 from .mlflow import MlflowTraces
-from .mlflow_rows import facts_of, is_ours, key_of, size_of
+from .mlflow_rows import is_ours, key_of, size_of, summary_of
 
 BATCH: Final = 100
 """Traces deleted by one call; MLflow's servers take no more."""
@@ -25,10 +25,12 @@ class Doomed:
     """A trace that is to be deleted.
 
     Attributes:
+        start_ns: when it began, nanoseconds since 1970.
         bytes: an estimate of what its spans fill.
     """
 
     trace_id: str
+    start_ns: int
     spans: int
     bytes: int
     validate: bool
@@ -45,7 +47,7 @@ def choose(
         run: id of the MLflow run that they belong to.
 
     Returns:
-        The traces, and how many others the same search found that somebody else wrote.
+        The traces, oldest first, and how many others the same search found that somebody else wrote.
     """
     found = traces.infos(
         None if steps is None or steps.only is None else f"tags.step = '{steps.only}'",
@@ -60,23 +62,21 @@ def choose(
         if run is not None and info.trace_metadata.get("mlflow.sourceRun") != run:
             continue
         if is_ours(info):
-            spans = facts_of(info).get("spans")
-            count = spans if isinstance(spans, int) else 0
-            chosen.append(Doomed(info.trace_id, count, size_of(info), bool(key and key.validate)))
+            line = summary_of(info, traces.project)
+            chosen.append(Doomed(info.trace_id, line.start_ns, line.spans, size_of(info), line.validate))
         else:
             others += 1
-    return chosen, others
+    return sorted(chosen, key=lambda each: each.start_ns), others
 
 
 def delete(traces: MlflowTraces, chosen: list[Doomed]) -> Iterator[list[Doomed]]:
-    """Delete traces, oldest first; give each lot once it is gone.
+    """Delete traces in their order; give each lot once it is gone.
 
     Raises:
         StoreError: MLflow fails; those given before are gone, the others are there.
     """
-    oldest_first = chosen[::-1]
-    for start in range(0, len(oldest_first), BATCH):
-        lot = oldest_first[start : start + BATCH]
+    for start in range(0, len(chosen), BATCH):
+        lot = chosen[start : start + BATCH]
         ids = [each.trace_id for each in lot]
         traces.ask(lambda ids=ids: _delete(traces.mlflow, traces.experiment_id, ids))  # type: ignore[misc]
         yield lot

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, cast, get_args
 
+from ..exporters.mlflow_away import SOURCE as AWAY
 from ..exporters.mlflow_payload import feedback_name
 from ..exporters.mlflow_summary import SUMMARY, summary_facts
 from ..model import Status, Summary, TrajectoryKey
@@ -68,17 +69,19 @@ def status_of(info: Any) -> Status:
 
 def rewards_of(info: Any) -> dict[str, float | str]:
     """Give the rewards of a trace: what was recorded, or the feedback that others gave to their own trace."""
-    given = {
-        str(item.name): value
-        for item in info.assessments
-        if (not is_ours(info) or item.source.source_id == SOURCE) and (value := _value(item)) is not None
-    }
+    given: dict[str, dict[str, float | str]] = {}
+    for item in info.assessments:
+        if (value := _value(item)) is not None:
+            given.setdefault(item.source.source_id, {})[str(item.name)] = value
+    if not is_ours(info):
+        return {name: value for rewards in given.values() for name, value in rewards.items()}
+    recorded, elsewhere = given.get(SOURCE, {}), given.get(AWAY, {})
     names = facts_of(info).get("rewards")
-    if not isinstance(names, list):
-        return given
-    # The feedback called "reward" may be the total of the others, which was none of them.
-    known = {str(name): feedback_name(str(name)) for name in names}
-    return {name: given[shown] for name, shown in known.items() if shown in given}
+    if isinstance(names, list):
+        # The feedback called "reward" may be the total of the others, which was none of them.
+        shown = {str(name): feedback_name(str(name)) for name in names}
+        recorded = {name: recorded[label] for name, label in shown.items() if label in recorded}
+    return {**elsewhere, **recorded}
 
 
 def _value(item: Any) -> float | str | None:

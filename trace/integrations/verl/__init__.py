@@ -1,8 +1,8 @@
 """verl: its runs are traced without a changed line, with ``TRACKWAY_VERL=1`` or by ``install()``.
 
-A drop-in stands where ``verl.utils.rollout_trace`` would, and a few methods of verl's workers are wrapped as
-their modules are imported. Written against verl 0.9.1; what another version does not have stays untraced, which
-is said once.
+A drop-in stands where ``verl.utils.rollout_trace`` would, and a few methods of verl's workers are wrapped
+while their modules are imported. Written against verl 0.9.1; what another version does not have stays
+untraced, which is said once.
 """
 
 from __future__ import annotations

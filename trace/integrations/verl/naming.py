@@ -26,26 +26,36 @@ def true_name(
         The same four, and whatever else was given.
     """
     name = dict(given)
-    name["sample_index"] = _sample(worker, given, row)
+    named = _is_named(row)
+    name["sample_index"] = _sample(worker, given, row) if named else _prompt(given, row)
     if "session_id" in row:
         # The default trainer gives all sessions of a prompt the same trajectory.
         name["step"] = row.get("global_steps", given["step"])
         name["rollout_n"] = row["session_id"]
     else:
-        name["rollout_n"] = _number(worker, sampling, given, row)
+        number = _number(worker, sampling, given, row)
+        # Where verl has counted further among the rollouts of one sample, the batch is of another layout.
+        name["rollout_n"] = max(number, given["rollout_n"]) if named else number
     return name
 
 
-def _sample(worker: Any, given: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+def _is_named(row: Mapping[str, Any]) -> bool:
+    """Say whether the samples have ids; verl else calls all of them 0, or counts anew in each worker."""
     extra = row.get("extra_info")
-    if "index" not in row or (isinstance(extra, Mapping) and "index" not in extra and row["index"] == 0):
-        # verl then calls every sample 0, or counts anew in each worker.
-        prompt = row.get("raw_prompt")
-        if prompt is None:
-            return given["sample_index"]
-        copy = take(list(prompt), _MAX_ITEMS)
-        data = copy if isinstance(copy, bytes) else str(copy).encode()
-        return f"prompt-{blake2b(data, digest_size=6).hexdigest()}"
+    return "index" in row and not (isinstance(extra, Mapping) and "index" not in extra and row["index"] == 0)
+
+
+def _prompt(given: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+    """Name a sample by its prompt, alike in every worker and step."""
+    prompt = row.get("raw_prompt")
+    if prompt is None:
+        return given["sample_index"]
+    copy = take(list(prompt), _MAX_ITEMS)
+    data = copy if isinstance(copy, bytes) else str(copy).encode()
+    return f"prompt-{blake2b(data, digest_size=6).hexdigest()}"
+
+
+def _sample(worker: Any, given: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
     index = row["index"]
     if _several_files(worker, bool(given["validate"])) and row.get("data_source") is not None:
         return f"{row['data_source']}:{index}"  # each file may count from 0

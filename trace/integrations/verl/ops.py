@@ -22,8 +22,8 @@ def rollout_trace_op(func: F) -> F:
     """Record every call of a function while verl is traced.
 
     What it is shows in its parameters: with ``prompt_ids`` it generates, with ``responses_ids`` it looks for
-    tool calls, ``execute`` with ``instance_id`` and ``parameters`` is a tool, and everything else is a step of
-    the rollout. Functions, methods, classmethods and staticmethods are all taken, async or not, and generators.
+    tool calls, ``execute`` with ``instance_id`` and ``parameters`` is a tool, and everything else is a step
+    of the rollout. Functions, methods, classmethods, staticmethods and generators are taken, async or not.
     """
     return _decorate(func)  # type: ignore[no-any-return]
 
@@ -84,7 +84,7 @@ def _with_version(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _note_version(scope: Scope, result: Any) -> None:
-    """Note which weights generated: verl's servers say so in the result, and of a resumed one from which to which."""
+    """Note which weights generated, as verl's servers say; of a resumed generation, the first and last."""
     said = getattr(result, "extra_fields", None)
     if not isinstance(said, dict):
         return
@@ -109,7 +109,7 @@ def _parser(func: Any) -> Any:
     async def extract(*args: Any, **kwargs: Any) -> Any:
         call = None
         if tracing():
-            # The ids that it looks at stand on the generation before it, and the tools are the same all the time.
+            # The ids that it looks at stand on the generation before it, the tools' schemas in the prompt.
             call = begin("other", func.__qualname__, {})
         if call is None:
             return await func(*args, **kwargs)

@@ -101,6 +101,6 @@ def _carry_into_threads() -> None:
         return original(executor, func, *args)
 
     try:
-        loop.run_in_executor = run_in_executor  # type: ignore[method-assign]
+        loop.run_in_executor = run_in_executor  # type: ignore[method-assign, assignment]
     except AttributeError:
         return  # a loop written in C: there, functions need trackway.carry

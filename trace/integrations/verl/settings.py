@@ -17,8 +17,8 @@ class RolloutTraceConfig:
     Attributes:
         backend, token2text, project_name, experiment_name: as given to ``init``.
         client: always None: no client of a destination lives in a process that trains.
-        max_samples_per_step_per_worker: always None, so that verl's workers choose no samples themselves: they
-            would draw from numpy's global generator. What was given to ``init`` steers our own choice.
+        max_samples_per_step_per_worker: always None, so that verl's workers choose no samples themselves,
+            for which they draw from numpy's global generator. What ``init`` was given steers our own choice.
     """
 
     _instance: ClassVar[RolloutTraceConfig | None] = None

@@ -22,9 +22,11 @@ from .spans import begin
 
 REWARD = "verl.tool_reward"
 """Attribute of a tool's span: the reward that the tool gave with its answer, where that is not 0."""
+METRICS = "verl.tool_metrics"
+"""Attribute of a tool's span: JSON of the metrics that the tool gave with its answer, where there are any."""
 
 
-class ToolFailure(Exception):
+class ToolError(Exception):
     """A tool call that verl's agent answered with an error text."""
 
 
@@ -47,14 +49,14 @@ def change_calls(module: ModuleType) -> None:
 
 
 def change_base_tool(module: ModuleType) -> None:
-    """Record ``execute`` of every class derived from ``BaseTool``: overriding it leaves verl's decorator behind."""
+    """Record ``execute`` of all classes derived from ``BaseTool``, whose own lack verl's decorator."""
     base = module.BaseTool
 
-    def init_subclass(cls: type, **kwargs: Any) -> None:
+    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
         execute = vars(cls).get("execute")
         if inspect.iscoroutinefunction(execute) and not hasattr(execute, "traced_tool"):
-            cls.execute = traced_tool(execute)  # type: ignore[attr-defined]
+            cls.execute = traced_tool(execute)
 
     base.__init_subclass__ = classmethod(init_subclass)
 
@@ -65,7 +67,7 @@ def change_function_tool(module: ModuleType) -> None:
 
 
 def traced_tool(func: Any) -> Any:
-    """Decorate a coroutine method of a tool; inside the agent's own span of the call there is no second one."""
+    """Decorate a coroutine method of a tool; inside the agent's span of the call it makes no second one."""
 
     @functools.wraps(func)
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,31 +153,34 @@ def _failure(name: str, result: Any, wrong: Exception | None, raised: Exception 
     if said.startswith(f"Unknown function '{name}'"):
         return LookupError(said)
     if said.startswith(f"Invalid JSON in arguments for '{name}'"):
-        return wrong or ToolFailure(said)
+        return wrong or ToolError(said)
     if not said.startswith(f"Error executing tool '{name}': "):
         return None
-    return ToolFailure(said) if raised is None or str(raised) not in said else raised
+    return ToolError(said) if raised is None or str(raised) not in said else raised
 
 
 def _finish(call: Call | NotSampled, result: Any, error: Exception | None) -> None:
-    """End the span of a call: its result is the text that it gave where there is nothing else to it."""
+    """End the span of a call: its result is the text that it gave, where there are no pictures beside it."""
     answer = result
     if isinstance(result, tuple) and len(result) == 3:
-        response, reward, metrics = result
-        answer = response
-        text = _text(result)
-        if text is not None and not getattr(response, "image", None) and not getattr(response, "video", None):
-            answer = {"text": text, "metrics": metrics} if metrics else text
-        if reward and isinstance(call, Call):
-            call.recorder.guard(_note_reward, call, reward)
+        answer, reward, metrics = result
+        if isinstance(call, Call):
+            call.recorder.guard(_note, call, reward, metrics)
+    text = _text(answer)
+    if text is not None and not getattr(answer, "image", None) and not getattr(answer, "video", None):
+        answer = text
     if error is None or isinstance(call, NotSampled):
         call.succeed(answer)
     else:
         call.fail(error, answer)
 
 
-def _note_reward(call: Call, reward: Any) -> None:
-    call.add(REWARD, score(reward))
+def _note(call: Call, reward: Any, metrics: Any) -> None:
+    if reward:
+        call.add(REWARD, score(reward))
+    if metrics:
+        copy = call.copy(metrics)
+        call.add(METRICS, copy.decode() if isinstance(copy, bytes) else str(copy))
 
 
 def _text(result: Any) -> str | None:
