@@ -144,6 +144,12 @@ def test_a_tracking_uri_means_the_same_in_every_directory(uri, kept, tmp_path, m
     assert from_dict(to_dict(config)) == config
 
 
+@pytest.mark.parametrize("name", ["project", "experiment", "store", "tokenizer", "tracking_uri"])
+def test_text_that_no_file_could_hold_is_refused_with_its_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}='a.{{6}}b' is not allowed; expected text that UTF-8"):
+        load(**{name: "a\ud800b"})
+
+
 @pytest.mark.parametrize(
     "uri",
     [

@@ -44,6 +44,8 @@ def check(name: str, written: str, value: Any) -> Any:
             "hand over the OmegaConf object in place of its text, or write the value"
         )
     try:
+        if isinstance(value, str) and not value.isascii():
+            _whole_characters(value)
         return _CHECKS[name](value)
     except ValueError as error:
         raise wrong(written, value, str(error)) from None
@@ -137,6 +139,13 @@ def _optional(check: Callable[[Any], Any], value: Any) -> Any:
         return check(value)
     except ValueError as error:
         raise ValueError(f"{error}, or null") from None
+
+
+def _whole_characters(value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text that UTF-8 can hold, without bytes or halves of other encodings") from None
 
 
 def _text(value: Any) -> str:

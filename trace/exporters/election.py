@@ -76,6 +76,10 @@ def _handed(store: Path) -> int | None:
         return None
 
 
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+"""MLflow's own seven retries keep a request for minutes; the follower tries again later, and says why."""
+
+
 def spawn(store: Path) -> None:
     """Start a follower as a process of its own, unless one is at work; it ends when nobody writes.
 
@@ -88,7 +92,7 @@ def spawn(store: Path) -> None:
     if lock is None:
         return
     command = [sys.executable, "-m", "trackway", "sync", "--follow", "--store", str(store)]
-    environment = {**os.environ, "TRACKWAY_STORE": "", "TRACKWAY_BACKEND": ""}
+    environment = {**_PATIENCE, **os.environ, "TRACKWAY_STORE": "", "TRACKWAY_BACKEND": ""}
     # Where to deliver stands in the store, the same for all, whoever starts the follower; and what the
     # training makes of warnings is not meant for the packages of a destination.
     for name in ("MLFLOW_TRACKING_URI", "PYTHONWARNINGS"):

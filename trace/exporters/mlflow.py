@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from ..log import logger
 from ..model import Trajectory
 from ..printable import without_password
+from .arriving import Arrivals, Trace
 from .mlflow_away import add_rewards
 from .mlflow_errors import explained, is_passing, reason
 from .mlflow_payload import LATER_TAGS, Reward, TracePayload, payload_of
@@ -41,10 +42,6 @@ BATCH_TRACES = 50
 """Most traces in one call of MLflow; more gain nothing, and more than 100 cannot be linked to a run."""
 BATCH_BYTES = 16_000_000
 """Most bytes of spans in one call of MLflow, unless a single trace has more."""
-WAITING_TRACES = 4096
-"""Most traces of another tracer provider that wait for their root; the oldest is then written without."""
-WRITTEN_TRACES = 256
-"""Traces of another tracer provider that are remembered, so that spans which come after the root join it."""
 
 
 class MlflowExporter(SpanExporter):
@@ -72,8 +69,7 @@ class MlflowExporter(SpanExporter):
         self._unknown_runs: set[str] = set()
         self._views = Views()
         self.sent_bytes = 0
-        self._waiting: dict[int, list[ReadableSpan]] = {}
-        self._written: dict[int, list[ReadableSpan]] = {}
+        self._arrivals = Arrivals()
 
     def export_trajectories(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
         """Write trajectories; one that was written before is brought up to date.
@@ -123,25 +119,9 @@ class MlflowExporter(SpanExporter):
 
         A trace is written when its root has come; spans that come after it are written with it again.
         """
-        arrived: dict[int, list[ReadableSpan]] = {}
-        for span in spans:
-            if span.context is not None:
-                arrived.setdefault(span.context.trace_id, []).append(span)
-        ready = []
-        for trace_id, some in arrived.items():
-            trace = [*self._waiting.pop(trace_id, ()), *self._written.pop(trace_id, ()), *some]
-            if any(span.parent is None for span in trace):
-                self._written[trace_id] = trace
-                ready.append(trace)
-            else:
-                self._waiting[trace_id] = trace
-        while len(self._waiting) > WAITING_TRACES:
-            ready.append(self._waiting.pop(next(iter(self._waiting))))
-        while len(self._written) > WRITTEN_TRACES:
-            del self._written[next(iter(self._written))]
-        return self._export_traces(ready)
+        return self._export_traces(self._arrivals.add(spans))
 
-    def _export_traces(self, traces: Sequence[Sequence[ReadableSpan]]) -> SpanExportResult:
+    def _export_traces(self, traces: Sequence[Trace]) -> SpanExportResult:
         from ..store.assemble import from_readable
 
         trajectories = from_readable([span for spans in traces for span in spans])
@@ -160,9 +140,7 @@ class MlflowExporter(SpanExporter):
 
     def shutdown(self) -> None:
         """Write the traces of ``export`` whose root never came."""
-        waiting = list(self._waiting.values())
-        self._waiting.clear()
-        if waiting:
+        if waiting := self._arrivals.rest():
             self._export_traces(waiting)
 
     def _experiment(self, store: Any, project: str) -> str:

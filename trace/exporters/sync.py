@@ -289,6 +289,7 @@ def run(store: Path, *, follow: bool = False, say: Callable[[str], None] = print
         return 0
     if follow:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for every request
         stand_back()
         follow_store(store)
         return 0

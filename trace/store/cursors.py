@@ -39,12 +39,14 @@ _COUNT = 2**32 - 1
 _SPANS = f"(spans & {_COUNT})"
 
 
-def cursor_name(backend: str, place: str | None) -> str:
-    """Name the cursor of a backend: where it is moved to another place, everything is sent there again.
+def cursor_name(backend: str, tracking_uri: str | None) -> str:
+    """Name the cursor of a backend: where MLflow is moved to another place, everything is sent there again.
 
     The password of an address is no part of it: names are printed and logged, and a new password is no move.
     """
-    return backend if place is None else without_password(f"{backend} at {place}")
+    if tracking_uri is None or backend != "mlflow":
+        return backend
+    return without_password(f"{backend} at {tracking_uri}")
 
 
 def spans_in(state: int) -> int:
