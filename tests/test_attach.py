@@ -6,6 +6,7 @@ import io
 import logging
 import math
 import multiprocessing
+import shutil
 import tempfile
 from collections.abc import Iterator
 from decimal import Decimal
@@ -523,8 +524,8 @@ def test_any_order_of_arrival_tells_the_same(
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+def database(tmp_path_factory: pytest.TempPathFactory, blank_mlflow: Path) -> str:
+    return f"sqlite:///{shutil.copy(blank_mlflow, tmp_path_factory.mktemp('mlflow'))}"
 
 
 class Mlflow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,11 @@ def there(folder: Path, carrier: dict[str, str], number: int = 2) -> None:
         around(number)
         reward("judge", 0.5, explanation="brief")
     trackway.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _database(tmp_path: Path, blank_mlflow: Path) -> None:
+    shutil.copy(blank_mlflow, tmp_path)
 
 
 def settings(folder: Path, store: str) -> dict[str, Any]:

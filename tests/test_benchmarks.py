@@ -80,6 +80,7 @@ def test_a_part_that_fails_says_why(load: Load) -> None:
         part(load, "writer", "burst", name="pen", spans=100)
 
 
+@pytest.mark.slow
 def test_callers_are_timed_round_by_round(load: Load) -> None:
     peers = load("peers")
     ways = [peers.UNTRACED, peers.BARE, peers.OURS]
@@ -115,11 +116,13 @@ def test_processes_keep_every_span(load: Load) -> None:
     assert row["made"] == row["kept"] == 400
 
 
+@pytest.mark.slow
 def test_stores_of_any_size_are_read(load: Load) -> None:
     row = part(load, "scale", "reading", trajectories=40)
     assert (row["trajectories"], row["found"]) == (40, 8)
 
 
+@pytest.mark.slow
 def test_bytes_are_counted_for_every_token(load: Load) -> None:
     row = part(load, "growth", "journal_bytes", turns=4, length=1_024, response=64, episodes=2)
     assert row["tokens"] == 1_024

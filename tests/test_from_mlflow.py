@@ -178,7 +178,7 @@ def test_lists_say_what_the_store_says(store: Store, traces: MlflowTraces) -> No
         {"sample": 1},
         {"sample": "17"},
         {"sample": HOSTILE},
-        {"sample": "x" * 1000},
+        pytest.param({"sample": "x" * 1000}, id="a long sample"),
         {"rollout": 1},
         {"rollout": 0},
         {"validate": True},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,9 +32,9 @@ SHOWN = "a\\ud83eb␀c"
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """One database for all tests, each with an experiment of its own: making one takes seconds."""
-    return Place(f"sqlite:///{tmp_path_factory.mktemp('place')}/mlflow.db")
+def file(tmp_path_factory: pytest.TempPathFactory, blank_mlflow: Path) -> Place:
+    """One database for all tests, each with an experiment of its own."""
+    return Place(f"sqlite:///{shutil.copy(blank_mlflow, tmp_path_factory.mktemp('place'))}")
 
 
 @pytest.fixture(

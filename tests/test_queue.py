@@ -255,6 +255,7 @@ def test_a_span_larger_than_the_queue_is_taken_as_soon_as_that_is_empty():
     assert (status.recorded, status.dropped) == (11, 0)
 
 
+@pytest.mark.slow
 def test_a_signal_handler_may_record_at_any_moment(tmp_path):
     program = """
 import signal, sys, time
