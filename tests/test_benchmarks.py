@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-NAMES = ["overhead", "loop", "writer", "export", "growth", "scale", "decoding"]
+NAMES = ["overhead", "loop", "writer", "export", "growth", "scale", "decoding", "verl_worker"]
 
 Load = Callable[[str], Any]
 

@@ -187,6 +187,36 @@ def test_what_a_span_has_set_off_belongs_to_its_rollout_also_after_its_end(tmp_p
     assert names(found["1/1/0"]) == ["trajectory", "  sender", "    late"]
 
 
+def test_of_a_rollout_that_has_ended_no_token_ids_are_kept_for_spans_that_may_come_late(
+    tmp_path: Path,
+) -> None:
+    code = f"""
+        import gc, tracemalloc
+        provide()
+        {CONFIGURE}
+        @llm_trace
+        def generate(prompt_ids):
+            with span("theirs"):
+                return {{"response_ids": [1]}}
+        def record(count):
+            for step in range(count):
+                with trajectory(step=step, sample_index=1):
+                    generate(list(range(step, step + 10_000)))
+                    carrier = inject()
+                with extract(carrier):
+                    generate(list(range(step, step + 10_000)))
+            trackway.flush()
+            memory.clear()
+            gc.collect()
+        record(2)
+        tracemalloc.start()
+        record(50)
+        print(tracemalloc.get_traced_memory()[0])
+    """
+    _, out, _ = recorded(tmp_path, code)
+    assert int(out) < 50 * 10_000  # less than a byte for each of them
+
+
 def test_a_provider_that_comes_late_is_found_when_the_next_rollout_starts(tmp_path: Path) -> None:
     code = f"""
         {CONFIGURE}

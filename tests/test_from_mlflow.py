@@ -539,6 +539,7 @@ def test_a_wrong_choice_of_steps_shows_right_ones(recorded: Path, cli: Cli, text
         (["--from", "mlflow:", "--in-flight"], 2, "--from does not go with --in-flight"),
         (["--from", "mlflow:", "--store", "none"], 1, "there is no store at"),
         (["--from", "mlflow:sqlite:///none.db"], 1, "there is no database at"),
+        (["--from", "mlflow:sqlite:///file:none.db?mode=ro"], 1, "there is no database at"),
         (["--from", "mlflow:none.db"], 1, "does not exist; Trackway reads MLflow's databases and servers"),
         (["--from", "mlflow:."], 1, "is a folder; Trackway reads"),
         (["--from", "mlflow:other.db"], 1, "is not a database of MLflow"),
@@ -546,6 +547,7 @@ def test_a_wrong_choice_of_steps_shows_right_ones(recorded: Path, cli: Cli, text
         (["--from", "mlflow:sqlite://"], 2, "is a database in memory"),
         (["--from", "mlflow:postgresql+psycopg2://u:secret@127.0.0.1:PORT/x"], 1, "u:***@127.0.0.1"),
         (["--from", "mlflow:http://127.0.0.1:PORT"], 1, "does not answer"),
+        (["--from", "mlflow:http://u:very/secret@127.0.0.1:PORT"], 1, "http://u:***@127.0.0.1"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_a_sentence_and_nothing_is_made(

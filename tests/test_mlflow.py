@@ -1061,6 +1061,7 @@ def test_the_address_is_logged_once_and_without_its_password(
             "postgresql+psycopg2://:pa55@host/db and http://a:b@c",
             "postgresql+psycopg2://:***@host/db and http://a:***@c",
         ),
+        ("http://me:pa/55@host:5000/x", "http://me:***@host:5000/x"),
         ("http://host:5000/a@b", "http://host:5000/a@b"),
         ("sqlite:////data/a:b@c/mlflow.db", "sqlite:////data/a:b@c/mlflow.db"),
         ("no address: me:pa55@host", "no address: me:pa55@host"),

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 import trackway
 from trackway.trace.exporters.chat import MESSAGES_LIMIT, fit
+from trackway.trace.exporters.content import CONTEXTS_MESSAGES
 from trackway.trace.exporters.mlflow_fold import LIMIT, fold
 from trackway.trace.exporters.mlflow_payload import payload_of
 from trackway.trace.exporters.sync import run
 from trackway.trace.exporters.text import TEXT_LIMIT, cut
-from trackway.trace.model import Kind, Span, Status, Trajectory
+from trackway.trace.model import Kind, Span, Status, Trajectory, Turn
 
 from .test_mlflow import START, Destination, rollout
 
@@ -195,7 +196,7 @@ def test_a_folded_trace_says_so_in_its_tag_and_in_its_spans(tmp_path: Path) -> N
     assert payload.tags["folded"] == f"{len(many.spans) - LIMIT} of {len(many.spans)} spans"
     note = outputs(payload)["left_out"]
     assert note.startswith(payload.tags["folded"])
-    assert "`trackway show 1/0/0 --full` shows them" in note
+    assert "`trackway show 1/0/0 --json` has them" in note
     inside = outputs(payload, 1)["left_out"]
     assert inside.startswith("fetch × ") and "search × " in inside
     assert "folded" not in payload_of(trajectory(*agent(1, 1)), "e", tmp_path).tags
@@ -208,6 +209,20 @@ def test_tokens_and_times_of_folded_calls_still_count(tmp_path: Path) -> None:
     payload = payload_of(trajectory(*spans), "e", tmp_path)
     assert len(payload.spans) == LIMIT
     assert '"total_tokens":2000' in payload.metadata["mlflow.trace.tokenUsage"]
+
+
+def test_the_prompts_of_very_many_generations_show_some_thousand_messages_in_all(tmp_path: Path) -> None:
+    spans, turns = agent(400, 0), []
+    for each in spans:
+        if each.kind == "llm":
+            turns += [Turn(len(turns), "user", "Go on."), Turn(len(turns) + 1, "assistant", "ok")]
+            turns[-1] = replace(turns[-1], span_id=each.span_id)
+    payload = payload_of(replace(trajectory(*spans), turns=tuple(turns)), "e", tmp_path)
+    prompts = [json.loads(each.attributes["mlflow.spanInputs"])["messages"] for each in payload.spans[2:]]
+    assert len(prompts) == LIMIT - 2
+    assert sum(map(len, prompts)) <= CONTEXTS_MESSAGES + len(prompts)  # each with a note
+    assert all(prompt[-1] == {"role": "user", "content": "Go on."} for prompt in prompts)
+    assert len(outputs(payload)["messages"]) == MESSAGES_LIMIT + 1  # the root has room for more
 
 
 def test_what_is_cut_names_the_command_that_shows_it(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from trackway.trace.testing import Recording, recording
 
 from .otlp_receiver import Receiver, Refusal, grpc_receiver, http_receiver, partial
 from .programs import run, stop_followers
-from .servers import mlflow_server
+from .servers import mlflow_server, web_server
 from .test_mlflow import rollout
 
 Receivers = Callable[[], AbstractContextManager[Receiver]]
@@ -623,6 +623,31 @@ def test_a_receiver_that_refuses_everything_from_the_beginning_is_itself_the_tro
     assert work.export_trajectories(several(3)) == {}
     http.answer = lambda request: Refusal(400, "no")
     assert len(work.export_trajectories(several(3))) == 3
+
+
+@pytest.mark.slow
+def test_what_comes_one_by_one_waits_until_the_receiver_has_taken_something(http: Receiver) -> None:
+    bad, *others = several(4)
+    http.answer = lambda request: (
+        Refusal(400, "no such tenant") if bad.trace_id in ids(request.spans) else None
+    )
+    work = exporter()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"refuses everything \(HTTP 400: no such tenant\)"):
+            work.export_trajectories([bad])
+    assert work.export_trajectories([bad, *others]) == {bad.trace_id: "HTTP 400: no such tenant"}
+    assert work.export_trajectories([bad]) == {bad.trace_id: "HTTP 400: no such tenant"}
+
+
+@pytest.mark.slow
+def test_a_web_page_is_no_receiver_whatever_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = 200, "text/html; charset=utf-8", b"<!doctype html><title>Traces</title>"
+    work = exporter()
+    with web_server(lambda path: page) as address:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        with pytest.raises(RuntimeError, match=r"HTTP 200 and a web page.*OTEL_EXPORTER_OTLP_ENDPOINT"):
+            work.export_trajectories(several(3))
+    assert work.sent_bytes == 0
 
 
 @pytest.mark.slow

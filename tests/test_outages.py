@@ -425,6 +425,31 @@ def test_a_destination_that_is_away_is_asked_less_and_less_often_and_gets_everyt
         assert work.errors() == {}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "return character(s) in header value: 'Bearer 0a1b2c3d4e5f\\n'",
+        "Max retries exceeded with url: /v1/traces?token=0a1b2c3d4e5f (Caused by …)",
+        "cannot reach https://me:0a1b2c3d4e5f@host/v1/traces",
+    ],
+)
+def test_credentials_in_the_words_of_an_exporter_are_shown_nowhere(
+    words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Telling(Place):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            raise ConnectionError(words)
+
+    with recording() as recorded:
+        work = follower(recorded.path, place=Telling())
+        record(0, 1)
+        trackway.flush()
+        assert not work.step(patient=False)
+        (shown,) = work.errors().values()
+        assert shown.startswith(f"ConnectionError: {words[:10]}")
+        assert "0a1b2c3d4e5f" not in shown + caplog.text
+
+
 def test_one_trajectory_that_an_exporter_trips_over_keeps_no_other() -> None:
     class Picky(Place):
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -476,6 +501,66 @@ def test_an_exporter_that_never_answers_keeps_no_other_and_is_waited_for(
         assert slow.numbers() == quick.numbers() == Counter(range(6))  # nothing was sent twice
         assert work.errors() == {}
         work.close()
+
+
+class Slow(Place):
+    """Takes a batch each time that it is let to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Semaphore(0)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.may.acquire()
+        return super().export(spans)
+
+
+def test_a_destination_that_is_slow_keeps_no_other_from_what_comes_meanwhile() -> None:
+    with recording() as recorded:
+        slow, quick = Slow(), Place()
+        work = follower(recorded.path, slow=slow, quick=quick)
+        record(0, 120)
+        trackway.flush()
+        for batches in range(3):
+            assert not work.step()
+            assert work.waits
+            assert quick.numbers() == Counter(range(120 + batches))
+            assert len(slow.numbers()) <= 50 * batches
+            slow.may.release()
+            record(120 + batches, 121 + batches)
+            trackway.flush()
+        slow.may.release(10)
+        while not work.step():
+            assert work.errors() == {}
+        assert slow.numbers() == quick.numbers() == Counter(range(123))
+        assert not work.waits
+        work.close()
+
+
+def test_a_destination_that_is_slow_gets_everything_also_after_the_last_writer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sync, "PATIENCE", -1.0)
+    monkeypatch.setattr(sync, "INTERVAL", 0.0)
+    monkeypatch.setattr(sync.Follower, "owners", lambda self: False)
+    with recording() as recorded:
+        slow, quick = Slow(), Place()
+        made = {"slow": slow, "quick": quick}
+        monkeypatch.setattr(destinations, "build", lambda backend, config: made[backend])
+        config = load_config(store=recorded.path, sync="off")
+        object.__setattr__(config, "backend", tuple(made))
+        record(0, 120)
+        trackway.flush()
+        work = threading.Thread(target=sync.follow_store, args=(recorded.path, config))
+        work.start()
+        while len(quick.numbers()) < 120:
+            work.join(0.01)
+        for _ in range(3):
+            work.join(0.1)
+            assert work.is_alive()
+            slow.may.release()
+        work.join()
+        assert slow.numbers() == quick.numbers() == Counter(range(120))
 
 
 HANGING = """

@@ -120,6 +120,7 @@ def test_a_dry_run_deletes_nothing_and_says_the_same(exported: Exported, cli: Cl
         (["--step", "1,3"], ALL[3:6]),
         (["--step", ">=2"], ALL[:3]),
         (["--older-than", "1h"], ALL),
+        (["--older-than", "99999999999w"], ALL),
         (["--older-than", "0s"], []),
         (["--older-than", "0s", "--step", "1"], ALL[3:]),
         (["--run", "none of these"], ALL),

@@ -29,6 +29,7 @@ from trackway.trace.exporters.weave_client import warn_without_login
 from trackway.trace.model import Trajectory
 from trackway.trace.testing import recording
 
+from .servers import web_server
 from .weave_server import KEY, Call, WeaveServer, serving
 
 SYSTEM = {"role": "system", "content": "Use the calculator."}
@@ -530,6 +531,34 @@ def test_one_call_that_the_server_never_takes_is_refused_and_keeps_no_other(
     missing = {span.span_id for one in trajectories for span in one.spans}
     missing -= {call["id"] for call in server.calls()}
     assert missing == {bad}
+
+
+@pytest.mark.slow
+def test_what_comes_one_by_one_waits_until_the_server_has_taken_something(
+    tmp_path: Path, server: WeaveServer
+) -> None:
+    bad, *others = many(3)
+    server.fail(400, holding=bad.trace_id.encode())
+    weave = exporter(tmp_path)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="refuses every call"):
+            weave.export_trajectories([bad])
+    assert weave.export_trajectories([bad, *others]).keys() == {bad.trace_id}
+    assert weave.export_trajectories([bad]).keys() == {bad.trace_id}
+    assert len(server.calls()) == 10
+
+
+@pytest.mark.slow
+def test_a_web_page_is_no_server_of_weave(
+    tmp_path: Path, server: WeaveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = 200, "text/html", b"<!doctype html><title>Please sign in</title>"
+    with web_server(lambda path: page) as address:
+        monkeypatch.setenv("WF_TRACE_SERVER_URL", address)
+        weave = exporter(tmp_path)
+        with pytest.raises(RuntimeError, match=f"what answers at {address} is no server of Weave"):
+            weave.export_trajectories(many(1))
+    assert weave.sent_bytes == 0
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from omegaconf import OmegaConf
 from verl import DataProto
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 from verl.utils.tracking import Tracking
@@ -46,7 +47,7 @@ def train(job: dict[str, Any]) -> list[Any]:
         "reward_loop_worker_handles": RewardLoopManager(config).reward_loop_worker_handles,
     }
     trainer = {"v0": by_v0, "v1": by_v1}[job["trainer"]](config, parts)
-    tracking = Tracking("verl-tests", "tools", config.trainer.logger, config={"seed": 1})
+    tracking = Tracking("verl-tests", "tools", config.trainer.logger, config=OmegaConf.to_container(config))
     answer = []
     for _ in range(job.get("rounds", 1)):
         for step, validate in STEPS:

@@ -10,7 +10,8 @@ _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
-_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s]*@")
+# A slash in a password should have been quoted, but one that was not is no reason to show it.
+_PASSWORD = re.compile(r"(://[^/\s:@]*):(?!\d{1,5}/)(?:[^\s:]|:(?!//))*@")
 _HIDDEN_OR_BREAK = re.compile(_HIDDEN.pattern[:-1] + "\t\n]")
 
 

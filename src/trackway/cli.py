@@ -353,15 +353,16 @@ def ui(
         fail("the MLflow UI needs the package mlflow: pip install 'trackway[mlflow]'")
     from trackway.trace.exporters.mlflow import tracking_uri
     from trackway.trace.exporters.sync import load_settings
+    from trackway.trace.exporters.text import short_name
 
     from .cli_ui import serve, visit
 
     config = load_settings(path)
-    uri = tracking_uri(path, config.tracking_uri)
+    uri, experiment = tracking_uri(path, config.tracking_uri), short_name(config.project)
     if uri.startswith(("http://", "https://")):
-        visit(uri, config.project, browser=not no_open)
+        visit(uri, experiment, browser=not no_open)
     else:
-        serve(path, uri, config.project, host, port, browser=not no_open)
+        serve(path, uri, experiment, host, port, browser=not no_open)
 
 
 def _open(path: Path | None) -> Store:

@@ -60,7 +60,7 @@ def prune(
     from trackway.trace.store import store_path
 
     steps = step_range(f"<{before_step}") if before_step is not None else step
-    before_ms = None if older_than is None else int((time.time() - older_than) * 1000)
+    before_ms = None if older_than is None else max(0, int((time.time() - older_than) * 1000))
     traces = mlflow_traces(store, place or "mlflow:", project)
     chosen, others = choose(traces, steps=steps, before_ms=before_ms, run=run)
     if others:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import webbrowser
+from collections.abc import Container
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,10 +48,7 @@ def visit(uri: str, project: str, *, browser: bool) -> None:
             page = _page(address, str(experiment.experiment_id), experiment.tags)
     except Exception as error:  # MLflow's own, of the network, of the login
         say(f"the server does not say which experiment is {project!r}: {error}")
-    tell(f"MLflow UI:       {page}")
-    tell(HOW_TO_FILTER)
-    if browser:
-        webbrowser.open(page)
+    _show(page, browser)
 
 
 def serve(path: Path, uri: str, project: str, host: str, port: int, *, browser: bool) -> None:
@@ -76,6 +74,7 @@ def serve(path: Path, uri: str, project: str, host: str, port: int, *, browser: 
 
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
     command += ["--host", host, "--port", str(port), "--workers", "1"]
+    command += ["--uvicorn-opts", "--log-level warning"]  # a line for each request would bury the address
     before = signal.signal(signal.SIGTERM, stop)
     # MLflow starts processes of its own. They get a process group, so that all of them end with this one;
     # and what MLflow leaves in its working directory stays inside the store.
@@ -95,27 +94,29 @@ def serve(path: Path, uri: str, project: str, host: str, port: int, *, browser: 
 
 def _welcome(server: subprocess.Popen[bytes], host: str, port: int, project: str, browser: bool) -> None:
     """Wait until the server answers, then say where the page is."""
-    found = None
-    while found is None:
+    experiment = None
+    while experiment is None:
         if server.poll() is not None:
             return
         time.sleep(0.2)
-        found = _experiments(host, port)
-    address = page = f"http://{host}:{port}"
-    for experiment in found:
-        if experiment.get("name") == project:
-            tags = {tag.get("key"): tag.get("value") for tag in experiment.get("tags", ())}
-            page = _page(address, experiment["experiment_id"], tags)
-            break
+        experiment = _experiment(host, port, project)
+    page = f"http://{host}:{port}"
+    if experiment:
+        tags = {tag.get("key") for tag in experiment.get("tags", ())}
+        page = _page(page, experiment["experiment_id"], tags)
     else:
         say(_NOT_THERE.format(project))
+    _show(page, browser)
+
+
+def _show(page: str, browser: bool) -> None:
     tell(f"MLflow UI:       {page}")
     tell(HOW_TO_FILTER)
     if browser:
         webbrowser.open(page)
 
 
-def _page(address: str, experiment: str, tags: Any) -> str:
+def _page(address: str, experiment: str, tags: Container[str]) -> str:
     """Give the address of an experiment's traces, in our view where it still is there."""
     from trackway.trace.exporters.mlflow_views import ROLLOUTS, VIEW_TAG
 
@@ -123,27 +124,22 @@ def _page(address: str, experiment: str, tags: Any) -> str:
     return f"{address}/#/experiments/{quote(experiment)}/traces?startTimeLabel=ALL{view}"
 
 
-def _experiments(host: str, port: int) -> list[dict[str, Any]] | None:
-    """Give the latest experiments; None before the server answers."""
+def _experiment(host: str, port: int, project: str) -> dict[str, Any] | None:
+    """Give the experiment of a project, empty where there is none; None before the server answers."""
     connection = HTTPConnection(host, port, timeout=10)
-    body = json.dumps({"max_results": 1000, "order_by": ["last_update_time DESC"]})
     try:
-        connection.request(
-            "POST", "/api/2.0/mlflow/experiments/search", body, {"Content-Type": "application/json"}
-        )
-        return list(json.loads(connection.getresponse().read()).get("experiments", ()))
+        name = quote(project, safe="")
+        connection.request("GET", f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={name}")
+        return dict(json.loads(connection.getresponse().read()).get("experiment", {}))
     except (OSError, HTTPException):
         return None
     except (ValueError, TypeError, AttributeError):
-        return []
+        return {}
     finally:
         connection.close()
 
 
 def _end_group(server: subprocess.Popen[bytes]) -> None:
-    import signal
-    import subprocess
-
     try:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(timeout=5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
@@ -153,10 +154,19 @@ class Capture(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
-        # It stays known: what it has set off may begin after its end.
         place = None if context is None else self._known.get(context.span_id)
-        if place is not None:
+        if context is not None and place is not None:
             place[0].guard(_record, place, span)
+            # It stays known: what it has set off may begin after its end, and after that of its rollout.
+            # But the token ids and the conversation of a rollout are large, and not to be kept for that.
+            recorder, rollout, parent_id = place
+            self._known[context.span_id] = recorder, _only_named(rollout), parent_id
+
+
+def _only_named(rollout: Rollout) -> Rollout:
+    named = copy(rollout)
+    named.forget()
+    return named
 
 
 def _record(place: _Place, span: ReadableSpan) -> None:

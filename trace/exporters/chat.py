@@ -226,16 +226,18 @@ def text_of(message: Message) -> str:
     return ", ".join(f"{call['name']}({call['arguments']})" for call in calls)
 
 
-def fit(messages: Sequence[Message], limit: int = CHAT_LIMIT) -> list[Message]:
-    """Give the messages within a number of characters: the first and the last ones, and a note between.
+def fit(messages: Sequence[Message], limit: int = CHAT_LIMIT, most: int = MESSAGES_LIMIT) -> list[Message]:
+    """Give the messages that there is room for: the first and the last ones, and a note between.
 
-    There are at most ``MESSAGES_LIMIT`` of them, the note not counted.
+    Args:
+        limit: characters of all of them.
+        most: how many, the note not counted.
     """
     sizes = [_size(message) for message in messages]
-    if sum(sizes) <= limit and len(sizes) <= MESSAGES_LIMIT:
+    if sum(sizes) <= limit and len(sizes) <= most:
         return list(messages)
-    head = min(_count(sizes, limit // 4), MESSAGES_LIMIT // 4)
-    last = sizes[head:][::-1][: MESSAGES_LIMIT - head]
+    head = min(_count(sizes, limit // 4), most // 4)
+    last = sizes[head:][::-1][: most - head]
     tail = max(1, _count(last, limit - limit // 4))
     hidden = len(messages) - head - tail
     kept = [*messages[:head], *messages[len(messages) - tail :]]

@@ -11,13 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from .. import model, semconv
-from .chat import CHAT_LIMIT, Chat, Message, fit, recorded_messages, text_of
+from .chat import CHAT_LIMIT, MESSAGES_LIMIT, Chat, Message, fit, recorded_messages, text_of
 from .text import cut
 
 CONTEXTS_LIMIT: Final = 4_000_000
 """Most characters that the prompts of all generations of a trajectory may fill together."""
 MIN_CONTEXT: Final = 20_000
 """Characters that each of these prompts may fill in any case."""
+CONTEXTS_MESSAGES: Final = 10_000
+"""Most messages that these prompts may show together: a page reads them all before it draws any."""
+MIN_MESSAGES: Final = 20
+"""Messages that each of these prompts may show in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,9 @@ def contents_of(trajectory: model.Trajectory, chat: Chat) -> Iterator[Content]:
     """
     root = trajectory.spans[0]
     last = last_moment(trajectory.spans)
-    generations = sum(span.kind == "llm" for span in trajectory.spans)
-    limit = min(CHAT_LIMIT, max(MIN_CONTEXT, CONTEXTS_LIMIT // max(1, generations)))
+    generations = sum(span.kind == "llm" for span in trajectory.spans) or 1
+    limit = min(CHAT_LIMIT, max(MIN_CONTEXT, CONTEXTS_LIMIT // generations))
+    most = min(MESSAGES_LIMIT, max(MIN_MESSAGES, CONTEXTS_MESSAGES // generations))
     calls = {call.span_id: call for call in trajectory.tool_calls if call.span_id is not None}
     for span in trajectory.spans:
         name, usage = span.name, None
@@ -65,7 +70,7 @@ def contents_of(trajectory: model.Trajectory, chat: Chat) -> Iterator[Content]:
         if span is root:
             inputs, outputs = _root_content(trajectory, chat)
         elif span.kind == "llm":
-            inputs, outputs = _generation_content(span, chat, limit)
+            inputs, outputs = _generation_content(span, chat, limit, most)
         elif span.kind == "tool":
             call = calls.get(span.span_id)
             name = str(span.attributes.get(semconv.TOOL_NAME) or (call.name if call else span.name))
@@ -111,7 +116,7 @@ def _shown(value: float | str | None) -> float | str | None:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _generation_content(span: model.Span, chat: Chat, limit: int) -> tuple[Any, Any]:
+def _generation_content(span: model.Span, chat: Chat, limit: int, most: int) -> tuple[Any, Any]:
     arguments = dict(span.inputs) if isinstance(span.inputs, Mapping) else {}
     arguments.pop("messages", None)
     index = chat.generations.get(span.span_id)
@@ -126,7 +131,7 @@ def _generation_content(span: model.Span, chat: Chat, limit: int) -> tuple[Any, 
         answer = {"role": "assistant", "content": cut(span.response_text)}
     if not prompt and span.prompt_text is not None:
         prompt = [{"role": "user", "content": cut(span.prompt_text)}]
-    inputs = {"messages": fit(prompt, limit), **arguments} if prompt else span.inputs
+    inputs = {"messages": fit(prompt, limit, most), **arguments} if prompt else span.inputs
     if answer is None or (span.status != "ok" and not text_of(answer)):
         return inputs, span.outputs
     choice = {"index": 0, "message": answer} | ({"finish_reason": reason} if reason else {})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Protocol, runtime_checkable
 
 from opentelemetry import context as otel_context
@@ -52,6 +52,8 @@ class TrajectoryExporter(Protocol):
 
 Sizes = Sequence[tuple[str, int]]
 """Trace ids, each with its number of spans."""
+Work = Generator[None, None, bool]
+"""Deliveries that stop where they would wait for an answer; it ends with whether all was delivered."""
 
 
 class Destination:
@@ -70,6 +72,7 @@ class Destination:
         delivered: what it has: trace id -> number of spans; None until that was read.
         sent: what was handed over and not answered yet.
         place: the tracking URI that its exporter was made for.
+        work: deliveries that wait for an answer.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Destination:
         self.delivered: dict[str, int] | None = None
         self.sent: Sizes = ()
         self.place = config.tracking_uri
+        self.work: Work | None = None
         self._backend = backend
         self._config = config
         self._exporter = exporter
@@ -94,6 +98,11 @@ class Destination:
     def hangs(self) -> bool:
         """Whether it has not answered yet."""
         return self._busy is not None and not self._busy.done()
+
+    @property
+    def answered(self) -> bool:
+        """Whether it has done what it was asked for last."""
+        return not self.hangs
 
     @property
     def failing(self) -> bool:
@@ -129,10 +138,6 @@ class Destination:
     def _made(self) -> SpanExporter:
         self._exporter = self._exporter or build(self._backend, self._config)
         return self._exporter
-
-    def answered(self, timeout: float) -> bool:
-        """Wait until it has done what it was asked for last, at most this many seconds."""
-        return self._busy is None or bool(wait([self._busy], timeout).done)
 
     def take_count(self) -> int:
         """Give the bytes that it accepted since this was asked last."""
@@ -188,6 +193,13 @@ class Destination:
                 future.set_exception(error)
             except BaseException as error:  # an exporter does not end this process
                 future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def wait_for_any(destinations: Sequence[Destination], timeout: float) -> None:
+    """Wait until one of them has done what it was asked for last, at most this many seconds."""
+    busy = [each._busy for each in destinations if each._busy is not None]
+    if busy and len(busy) == len(destinations):
+        wait(busy, timeout, FIRST_COMPLETED)
 
 
 def send(exporter: SpanExporter, trajectories: Sequence[Trajectory]) -> tuple[dict[str, str], int]:

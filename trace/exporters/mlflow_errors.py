@@ -7,6 +7,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from ..printable import without_password
+from .text import without_secrets
 
 LEAST_SERVER: Final = (3, 4)
 """Version of the first server that takes spans (``RestStore.log_spans``)."""
@@ -40,8 +41,8 @@ def is_passing(error: BaseException | None) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Say what an error says, without passwords and at most 1,000 characters of it."""
-    text = without_password(f"{type(error).__name__}: {error}".strip())
+    """Say what an error says, without credentials and at most 1,000 characters of it."""
+    text = without_secrets(f"{type(error).__name__}: {error}".strip())
     return text if len(text) <= 1000 else f"{text[:999]}…"
 
 

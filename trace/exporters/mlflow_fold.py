@@ -8,7 +8,7 @@ folded into the call around them, which then says what they were. The store keep
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from .. import semconv
@@ -40,43 +40,23 @@ class Folded:
     count: int
 
 
-@dataclass(slots=True)
-class _Pile:
-    """Calls of one name that are folded into the same span."""
-
-    calls: int = 0
-    failed: int = 0
-    duration_ns: int = 0
-
-
-@dataclass(slots=True)
-class _Piles:
-    by_name: dict[str, _Pile] = field(default_factory=dict)
-
-    def add(self, span: Span) -> None:
+def _note(spans: Iterable[Span]) -> str:
+    """Say of calls that are folded into the same span: each name, how often, how long, how many failed."""
+    by_name: dict[str, list[Span]] = {}
+    for span in spans:
         name = short_name(str(span.attributes.get(semconv.TOOL_NAME) or span.name))
-        pile = self.by_name.setdefault(name, _Pile())
-        pile.calls += 1
-        pile.failed += span.status != "ok"
-        pile.duration_ns += span.duration_ns or 0
-
-    def told(self) -> str:
-        names = sorted(self.by_name.items(), key=lambda item: (-item[1].calls, item[0]))
-        parts = [_told(name, pile) for name, pile in names[:_NAMES]]
-        if len(names) > _NAMES:
-            rest = [pile for _, pile in names[_NAMES:]]
-            more = _Pile(
-                sum(pile.calls for pile in rest),
-                sum(pile.failed for pile in rest),
-                sum(pile.duration_ns for pile in rest),
-            )
-            parts.append(_told(f"{len(rest)} other names", more))
-        return ", ".join(parts)
+        by_name.setdefault(name, []).append(span)
+    often = sorted(by_name, key=lambda name: (-len(by_name[name]), name))
+    parts = [_told(name, by_name[name]) for name in often[:_NAMES]]
+    if others := often[_NAMES:]:
+        parts.append(_told(f"{len(others)} other names", [span for name in others for span in by_name[name]]))
+    return ", ".join(parts)
 
 
-def _told(name: str, pile: _Pile) -> str:
-    failed = f", {pile.failed:,} failed" if pile.failed else ""
-    return f"{name} × {pile.calls:,} ({pile.duration_ns / 1e9:.3g} s{failed})"
+def _told(name: str, spans: Sequence[Span]) -> str:
+    seconds = sum(span.duration_ns or 0 for span in spans) / 1e9
+    failed = sum(span.status != "ok" for span in spans)
+    return f"{name} × {len(spans):,} ({seconds:.3g} s{f', {failed:,} failed' if failed else ''})"
 
 
 def fold(trajectory: Trajectory, limit: int = LIMIT) -> Folded:
@@ -100,15 +80,15 @@ def fold(trajectory: Trajectory, limit: int = LIMIT) -> Folded:
             break
         around = _missing(span, by_id, kept, room)
         kept.update(around if len(around) <= room else [span.span_id])
-    piles: dict[str, _Piles] = {}
+    inside: dict[str, list[Span]] = {}
     above = _nearest_kept(spans, by_id, kept)
     left = []
     for span in spans:
         if span.span_id in kept:
             left.append(span if span is spans[0] else replace(span, parent_id=above[span.span_id]))
         else:
-            piles.setdefault(above[span.span_id], _Piles()).add(span)
-    notes = {span_id: pile.told() for span_id, pile in piles.items()}
+            inside.setdefault(above[span.span_id], []).append(span)
+    notes = {span_id: _note(folded) for span_id, folded in inside.items()}
     return Folded(replace(trajectory, spans=tuple(left)), notes, len(spans) - len(left))
 
 
@@ -125,7 +105,7 @@ def _by_interest(spans: Sequence[Span], by_id: Mapping[str, Span]) -> Iterable[S
     yield from sorted(spans, key=lambda span: (depths[span.span_id], -(span.duration_ns or 0)))
 
 
-def _both_ends(spans: Sequence[Span], count: int) -> Iterable[Span]:
+def _both_ends(spans: Sequence[Span], count: int) -> list[Span]:
     """Give the first, the last, the second, the last but one and so on, until there are ``count``."""
     last = len(spans) - 1
     order = [last - n // 2 if n % 2 else n // 2 for n in range(len(spans))]

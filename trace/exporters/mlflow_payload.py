@@ -113,13 +113,18 @@ def _payload(trajectory: model.Trajectory, experiment: str, store: Path | None) 
     recorded, trajectory = trajectory, rooted(trajectory)
     chat = chat_of(trajectory.turns)
     folded = fold(trajectory)
-    left_out = {span_id: f"{note} {elsewhere()}" for span_id, note in folded.notes.items()}
+    all_spans = (
+        f"`trackway show {_name(trajectory)} --json` has them" if store else "the Trackway store has them"
+    )
+    left_out = {span_id: f"{note} are left out here; {all_spans}" for span_id, note in folded.notes.items()}
     tags = _tags(trajectory, trajectory.experiment or experiment)
     if folded.count:
         tags[FOLDED] = f"{folded.count} of {len(trajectory.spans)} spans"
         root = trajectory.spans[0].span_id
         note = f"; directly below: {folded.notes[root]}" if root in folded.notes else ""
-        left_out[root] = f"{tags[FOLDED]} {elsewhere()}; the spans around them say what they were{note}"
+        left_out[root] = (
+            f"{tags[FOLDED]} are left out here; {all_spans}; the spans around them say what they were{note}"
+        )
     spans = tuple(spans_of(folded.trajectory, chat, left_out))
     end_ns = trajectory.end_ns or last_moment(trajectory.spans)
     size = bytes_in(spans)

@@ -161,6 +161,8 @@ class _Http:
             return Answer("away", _words(heard))
         status = int(heard.status_code)
         if 200 <= status < 300:
+            if "html" in heard.headers.get("Content-Type", ""):
+                return Answer("denied", f"HTTP {status} and a web page, as no receiver of traces answers")
             return _taken(heard.content)
         words = f"HTTP {status}: {_message(heard)}"
         if status in _HTTP_AWAY:
@@ -198,7 +200,7 @@ def _taken(content: bytes) -> Answer:
 
     try:
         partial = ExportTraceServiceResponse.FromString(content).partial_success
-    except Exception:  # a page of a proxy, or JSON: nothing that says that a span was rejected
+    except Exception:  # JSON, or a word: nothing that says that a span was rejected
         return Answer("taken")
     return Answer("taken", cut(partial.error_message, _WORDS), rejected=partial.rejected_spans)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +17,12 @@ from ..config import TraceConfig
 from ..log import logger
 from ..store import Store, journal, locks, open_store
 from ..store.cursors import Cursors, cursor_name
-from .destinations import Destination, Sizes
+from .destinations import Destination, Sizes, Work, wait_for_any
 from .election import is_followed, stand, stand_back, still_elected
 from .leave import Leave
 from .selection import Rules, Selection, ask, rules_for
 from .settings import load_settings, save_settings
+from .text import without_secrets
 
 __all__ = [
     "Follower",
@@ -55,6 +56,9 @@ class Follower:
         store: folder of the store.
         config: settings; by default those that the recording process left in the store.
         leave: asks it to end.
+
+    Attributes:
+        waits: whether the last step has left some destination with an answer to come, and more to be sent.
     """
 
     def __init__(self, store: Path, config: TraceConfig | None = None, leave: Leave | None = None) -> None:
@@ -65,6 +69,7 @@ class Follower:
         self._cursors = Cursors(store)
         self._destinations: dict[str, Destination] = {}
         self._selections: dict[str, Selection] = {}
+        self.waits = False
 
     def close(self) -> None:
         """Shut the exporters down and close the files."""
@@ -74,7 +79,7 @@ class Follower:
         self._store.close()
 
     def step(self, *, patient: bool = True) -> bool:
-        """Deliver what is due to every destination; one that fails does not keep the others.
+        """Deliver what is due to every destination; one that fails or is slow does not keep the others.
 
         Args:
             patient: leave a destination alone that failed a moment ago, and a step undecided that goes on.
@@ -84,19 +89,42 @@ class Follower:
         """
         # Read again each time: a later process may have been configured with other destinations.
         config = self._config or load_settings(self._path)
-        done = True
-        for backend in config.backend:
-            name = cursor_name(backend, config.tracking_uri)
-            destination = self._destinations.get(name)
-            if destination is not None and destination.place != config.tracking_uri:  # a new password
-                destination.close(0.0)
-                destination = None
-            if destination is None:
-                destination = self._destinations[name] = Destination(name, backend, config)
-            done = self._serve(destination, rules_for(backend, config), patient) and done
-        return done
+        backends = config.backend
+        places = [(self._destination(backend, config), rules_for(backend, config)) for backend in backends]
+        # What an earlier step has begun knows nothing of what came since.
+        again = [destination for destination, _ in places if destination.work]
+        done, begun = True, time.monotonic()
+        while places:
+            asked, places = places, []
+            for destination, rules in asked:
+                destination.work = destination.work or self._serve(destination, rules, patient)
+                try:
+                    next(destination.work)
+                except StopIteration as end:
+                    destination.work = None
+                    if destination not in again:
+                        done = bool(end.value) and done
+                        continue
+                    again.remove(destination)
+                places.append((destination, rules))
+            if patient and len(places) < len(backends) and time.monotonic() - begun > INTERVAL:
+                break  # for the others there may be something new
+            wait_for_any([destination for destination, _ in places], _SLICE)
+        self.waits = bool(places)
+        return done and not self.waits
 
-    def _serve(self, destination: Destination, rules: Rules | None, patient: bool) -> bool:
+    def _destination(self, backend: str, config: TraceConfig) -> Destination:
+        name = cursor_name(backend, config.tracking_uri)
+        destination = self._destinations.get(name)
+        if destination is not None and destination.place != config.tracking_uri:  # a new password
+            destination.close(0.0)
+            destination = None
+        if destination is None:
+            destination = self._destinations[name] = Destination(name, backend, config)
+        return destination
+
+    def _serve(self, destination: Destination, rules: Rules | None, patient: bool) -> Work:
+        """Deliver what is due to one destination; it stops where it would wait for an answer."""
         if destination.hangs or (patient and destination.rests):
             return False
         try:
@@ -104,9 +132,9 @@ class Follower:
             if destination.delivered is None:
                 destination.delivered = self._cursors.delivered(destination.name)
                 self._cursors.fail(destination.name, None)
-            done = self._deliver_all(destination, rules, at_once=not patient)
+            done = yield from self._deliver_all(destination, rules, at_once=not patient)
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
+            message = without_secrets(f"{type(error).__name__}: {error}")
             # Said once for an outage; what comes after it is for the follower's own log.
             level = logging.INFO if destination.failing else logging.WARNING
             pause = destination.rest()
@@ -115,7 +143,7 @@ class Follower:
             return False
         return done
 
-    def _deliver_all(self, destination: Destination, rules: Rules | None, *, at_once: bool) -> bool:
+    def _deliver_all(self, destination: Destination, rules: Rules | None, *, at_once: bool) -> Work:
         assert destination.delivered is not None
         if rules is not None:
             at_once = at_once or not self.owners()
@@ -129,11 +157,11 @@ class Follower:
             if self._leave.sends_nothing:
                 return False
             try:
-                self._deliver(destination, batch)
+                yield from self._deliver(destination, batch)
             except Exception:
                 if len(batch) == 1 or destination.hangs or not destination.trips:
                     raise
-                failure = self._deliver_singly(destination, batch) or failure
+                failure = (yield from self._deliver_singly(destination, batch)) or failure
         if failure is not None:
             raise failure
         return not waits
@@ -154,11 +182,15 @@ class Follower:
         return chosen, len(chosen) + len(left_out) < len(due)
 
     def _measure(self, destination: Destination, trace_ids: Sequence[str]) -> list[int]:
+        # Nobody is asked over the network, so that this keeps the others for a moment only.
         sizes = destination.measure(self._store.load_all(list(trace_ids)))
-        self._wait_for(destination)
+        for _ in self._until_answered(destination):
+            wait_for_any([destination], _SLICE)
         return sizes.result()
 
-    def _deliver_singly(self, destination: Destination, batch: Sizes) -> Exception | None:
+    def _deliver_singly(
+        self, destination: Destination, batch: Sizes
+    ) -> Generator[None, None, Exception | None]:
         """Send one by one what failed together: one trajectory that an exporter trips over keeps no other.
 
         Returns:
@@ -170,7 +202,7 @@ class Follower:
         failure, in_a_row = None, 0
         for one in batch:
             try:
-                self._deliver(destination, [one])
+                yield from self._deliver(destination, [one])
                 in_a_row = 0
             except Exception as error:
                 failure, in_a_row = error, in_a_row + 1
@@ -178,20 +210,21 @@ class Follower:
                     raise
         return failure
 
-    def _deliver(self, destination: Destination, batch: Sizes) -> None:
+    def _deliver(self, destination: Destination, batch: Sizes) -> Generator[None, None, None]:
         destination.hand(batch, self._store.load_all([trace_id for trace_id, _ in batch]))
-        self._wait_for(destination)
+        yield from self._until_answered(destination)
         self._note_answer(destination)
 
-    def _wait_for(self, destination: Destination) -> None:
+    def _until_answered(self, destination: Destination) -> Generator[None, None, None]:
         begun = time.monotonic()
-        while not destination.answered(_SLICE):
+        while not destination.answered:
             if self._leave.over or time.monotonic() - begun > ANSWER:
                 raise TimeoutError(f"no answer for {time.monotonic() - begun:.0f} s")
+            yield
 
     def _note_answer(self, destination: Destination) -> None:
         sent, destination.sent = destination.sent, ()
-        refused = destination.answer()
+        refused = {name: without_secrets(reason) for name, reason in destination.answer().items()}
         for trace_id, reason in refused.items():
             log.warning("%s refused %s: %s", destination.name, trace_id, reason)
         if sent and destination.delivered is not None:
@@ -249,6 +282,8 @@ def _follow(follower: Follower, leave: Leave, store: Path, lock: int) -> bool:
         if owned:
             last_owned = time.monotonic()
         done = follower.step() and not follower.unread()
+        if follower.waits:
+            continue  # it has waited itself
         if not owned and (done or time.monotonic() - last_owned > PATIENCE):
             return done
         leave.wait(INTERVAL)

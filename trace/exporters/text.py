@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import orjson
 
+from ..capture.redact import Redactor
 from ..capture.snapshot import clean
+from ..printable import without_password
 
 TEXT_LIMIT: Final = 100_000
 """Most characters of one text, or of one value written as JSON; MLflow's page takes seconds for more."""
@@ -22,7 +24,13 @@ NAME_LIMIT: Final = 250
 _MAX_DEPTH = 50
 ELSEWHERE: Final = "are left out here; the Trackway store has them"
 """What a mark says about the characters or messages that it stands for."""
+_redactor = Redactor()
 _shown_by: ContextVar[str | None] = ContextVar("shown_by", default=None)
+
+
+def without_secrets(text: str) -> str:
+    """Mask what looks like a credential in what a destination or a package of it says."""
+    return _redactor.text(without_password(text))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ BATCH_CALLS: Final = 1000
 BATCH_BYTES: Final = 8 * 2**20
 """Most bytes in one request. Weave's servers take 32 MiB; a slow line takes less in the time there is."""
 _ALL = 3
-"""Trajectories refused, and not a call of anything taken, until it must be more than the trajectories."""
+"""Trajectories refused at once, and not a call taken, until it must be more than the trajectories."""
 
 _ANYBODY = "x" * 64
 """As long as the name of whoever owns a project may be."""
@@ -55,6 +55,7 @@ class WeaveExporter(SpanExporter):
         self._not_before = 0.0
         self._arrivals = Arrivals()
         self._no_feedback = False
+        self._trusted = False
         self.sent_bytes = 0
 
     def export_trajectories(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
@@ -95,6 +96,10 @@ class WeaveExporter(SpanExporter):
             sending = _Sending(connection, place)
             for batch in _batches([call for trace in traces for call in trace.calls]):
                 sending.send(batch)
+            self._trusted = self._trusted or sending.taken
+            if sending.refused and not self._trusted:
+                # Rollouts mostly come one by one: it may be about them, but then another one will be taken.
+                raise sending.trouble(next(iter(sending.refused.values())))
             refused |= sending.refused
             self.sent_bytes += sum(_size(trace) for trace in traces if trace.trace_id not in sending.refused)
             self._give_feedback(connection, place, [t for t in traces if t.trace_id not in sending.refused])
@@ -157,7 +162,7 @@ class _Sending:
     def __init__(self, connection: Connection, place: str) -> None:
         self._connection = connection
         self._place = place
-        self._taken = False
+        self.taken = False
         self.refused: dict[str, str] = {}
 
     def send(self, batch: Sequence[Call]) -> None:
@@ -178,8 +183,12 @@ class _Sending:
         if error.status == 413 and self._try([batch[0].shorter()]) is None:
             return
         self.refused[batch[0].trace_id] = str(error)
-        if not self._taken and len(self.refused) >= _ALL:
-            raise RuntimeError(f"the server at {self._connection.url} refuses every call ({error})")
+        if not self.taken and len(self.refused) >= _ALL:
+            raise self.trouble(str(error))
+
+    def trouble(self, reason: str) -> RuntimeError:
+        """Make the error that says that the server and not the calls must be the reason."""
+        return RuntimeError(f"the server at {self._connection.url} refuses every call ({reason})")
 
     def _try(self, batch: Sequence[Call]) -> RefusedError | None:
         body = b'{"batch":[' + b",".join(call.data for call in batch) + b"]}"
@@ -187,7 +196,7 @@ class _Sending:
             self._connection.send_calls(self._place, body)
         except RefusedError as error:
             return error
-        self._taken = True
+        self.taken = True
         return None
 
 

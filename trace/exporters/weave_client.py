@@ -158,7 +158,13 @@ class Connection:
             "Content-Type": "application/json",
         }
         with _told(self.url):
-            return self._client.post(path, content=body, cast_to=object, options={"headers": headers})
+            answer = self._client.post(path, content=body, cast_to=object, options={"headers": headers})
+        if not isinstance(answer, dict):
+            raise RuntimeError(
+                f"what answers at {self.url} is no server of Weave: it gives no JSON; look at "
+                "WF_TRACE_SERVER_URL, and whether a proxy keeps you from it"
+            )
+        return answer
 
 
 @contextmanager

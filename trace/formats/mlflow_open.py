@@ -106,8 +106,9 @@ def _client(uri: str) -> Any:
 def _check_database(uri: str) -> None:
     """Make sure that a database is there and MLflow's: MLflow itself would make it."""
     scheme, _, rest = uri.partition(":///")
-    if scheme.startswith("sqlite") and not rest.startswith("file:"):
-        path = Path(rest.partition("?")[0])
+    if scheme.startswith("sqlite"):
+        name, _, options = rest.partition("?")
+        path = Path(name.removeprefix("file:") if "uri=true" in options else name)
         if not path.is_file():
             raise StoreError(
                 f"there is no database at {path}: nothing was exported there yet"

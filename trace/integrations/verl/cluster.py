@@ -42,6 +42,7 @@ def _ours() -> dict[str, str]:
     }
     # verl prints this environment, and Ray's dashboard shows it.
     found = {name: value for name, value in found.items() if without_password(value) == value}
+    found["TRACKWAY_VERL"] = "1"  # also where install() was called by hand
     # Workers have directories of their own as their current ones.
     store = found.get("TRACKWAY_STORE")
     found["TRACKWAY_STORE"] = str(TraceConfig().store if store is None else Path(store).absolute())

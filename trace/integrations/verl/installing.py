@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from . import cluster, rollout_trace, runs, tools, worker
+from . import cluster, dealing, rollout_trace, runs, tools, worker
 from .hooks import when_imported
 
 _REPLACED = "verl.utils.rollout_trace"
@@ -13,6 +13,7 @@ _REPLACED = "verl.utils.rollout_trace"
 _WORK = {
     "verl.experimental.agent_loop.agent_loop": worker.change_workers,
     "verl.experimental.agent_loop.tool_agent_loop": tools.change_calls,
+    "verl.protocol": dealing.change_protocol,
     "verl.tools.base_tool": tools.change_base_tool,
     "verl.tools.function_tool": tools.change_function_tool,
     "verl.trainer.constants_ppo": cluster.change_runtime_env,
@@ -37,8 +38,7 @@ def install() -> None:
         users = sorted(
             name
             for name, module in list(sys.modules.items())
-            if name.startswith("verl.") and getattr(module, "rollout_trace_op", None) is not None
-            if name != _REPLACED
+            if name != _REPLACED and vars(module).get("rollout_trace_op") is there.rollout_trace_op
         )
         if users:
             raise RuntimeError(

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ...capture.snapshot import take
+from .dealing import place_of
 
 _MAX_ITEMS = 64  # of an array inside a prompt
 
@@ -26,16 +27,16 @@ def true_name(
         The same four, and whatever else was given.
     """
     name = dict(given)
+    if name["step"] == -1:
+        name["step"] = None  # verl's word for a step that nobody told, as in fully asynchronous training
     named = _is_named(row)
     name["sample_index"] = _sample(worker, given, row) if named else _prompt(given, row)
     if "session_id" in row:
         # The default trainer gives all sessions of a prompt the same trajectory.
-        name["step"] = row.get("global_steps", given["step"])
+        name["step"] = row.get("global_steps", name["step"])
         name["rollout_n"] = row["session_id"]
     else:
-        number = _number(worker, sampling, given, row)
-        # Where verl has counted further among the rollouts of one sample, the batch is of another layout.
-        name["rollout_n"] = max(number, given["rollout_n"]) if named else number
+        name["rollout_n"] = _number(worker, sampling, given, row, named)
     return name
 
 
@@ -69,18 +70,19 @@ def _several_files(worker: Any, validate: bool) -> bool:
 
 
 def _number(
-    worker: Any, sampling: Mapping[str, Any], given: Mapping[str, Any], row: Mapping[str, Any]
+    worker: Any, sampling: Mapping[str, Any], given: Mapping[str, Any], row: Mapping[str, Any], named: bool
 ) -> Any:
     rollout = worker.rollout_config
-    if given["validate"]:
-        n = rollout.val_kwargs.n
-    else:
-        n = rollout.n
-        if sampling.get("temperature") == 0 and rollout.temperature != 0:
-            return n  # the greedy baseline of REMAX stands beside the n samples of its prompt
-    priority = row.get("priority")
-    # verl numbers all rows of a step before it deals them out, the rollouts of a prompt side by side; its
-    # workers count anew. In a column of the user's own, numbers are Python's and not numpy's.
-    if type(priority).__module__ == "numpy":
-        return int(priority) % n  # type: ignore[arg-type]
-    return given["rollout_n"]
+    n = rollout.val_kwargs.n if given["validate"] else rollout.n
+    if not given["validate"] and sampling.get("temperature") == 0 and rollout.temperature != 0:
+        return n  # the greedy baseline of REMAX stands beside the n samples of its prompt
+    found = place_of(row)
+    if found is None:
+        return given["rollout_n"]
+    part, place = found
+    if not named:
+        return place % n
+    # verl counts the rollouts of a sample that stand side by side, anew in each worker: of a group that was
+    # cut in two, the second half goes on where the first one ended.
+    cut = place - part.start < part.run
+    return given["rollout_n"] + part.start % n if cut else given["rollout_n"]

@@ -38,11 +38,11 @@ def _decorate(func: Any) -> Any:
     if waits and "responses_ids" in names:
         return _parser(func)
     if "prompt_ids" not in names:
-        traced = rollout_trace(name=func.__qualname__)(func)
+        traced = rollout_trace(func)
     elif waits:
-        traced = llm_trace(name=func.__qualname__)(_with_version(func))
+        traced = llm_trace(_with_version(func))
     else:
-        traced = llm_trace(name=func.__qualname__)(func)
+        traced = llm_trace(func)
     return _while_tracing(func, traced)
 
 

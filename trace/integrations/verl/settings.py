@@ -79,11 +79,19 @@ class RolloutTraceConfig:
             "max_samples_per_step_per_worker": max_samples_per_step_per_worker,
         }
         try:
-            configure({"actor_rollout_ref": {"rollout": {"trace": trace}}})
+            ours = configure({"actor_rollout_ref": {"rollout": {"trace": trace}}})
         except ConfigError as error:
             logger().error("no rollout is traced in this process: %s", error)
-        else:
-            config._tracing = True
+            return
+        config._tracing = True
+        if "mlflow" in ours.backend and ours.tracking_uri is None:
+            # verl's own tracing has a database under /tmp for this.
+            logger().warning(
+                "MLFLOW_TRACKING_URI is not set: rollouts go to mlflow.db in %s, which "
+                "`trackway ui --store %s` shows",
+                ours.store,
+                ours.store,
+            )
 
     @classmethod
     def get_backend(cls) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...capture import runtime
 from ...capture.rollouts import annotate, reward
+from .dealing import dealt, is_copy
 from .hooks import replace
 from .naming import true_name
 from .rollout import facts_of_rollout
@@ -25,6 +26,7 @@ def change_workers(module: ModuleType) -> None:
     """
     replace(module.AgentLoopWorker, "_run_agent_loop", _named)
     replace(module.AgentLoopWorker, "_compute_score", _scored)
+    replace(module.AgentLoopWorker, "generate_sequences", dealt)
 
 
 def _named(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,15 +36,16 @@ def _named(original: Callable[..., Any]) -> Callable[..., Any]:
         if not tracing():
             return await original(self, sampling_params, trajectory, trace=trace, **row)
         facts = None
+        # The default trainer says no to all of its rollouts, of which it knows the session.
+        traced = trace or "session_id" in row
         try:
+            traced = traced and not is_copy(row)
             trajectory = true_name(self, sampling_params, trajectory, row)
             facts = _facts(self, trajectory, row)
         except Exception as error:
             _trouble("could not tell which rollout this is", error)
         token = facts_of_rollout.set(facts)
         try:
-            # The default trainer says no to all of its rollouts, of which it knows the session.
-            traced = trace or "session_id" in row
             return await original(self, sampling_params, trajectory, trace=traced, **row)
         finally:
             facts_of_rollout.reset(token)
