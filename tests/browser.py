@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,17 +65,15 @@ class Browser:
 
     def read(self, found: Any, *texts: str) -> None:
         """Wait until an element shows all of these texts, in this order."""
-        import re
-
         from playwright.sync_api import expect
 
         expect(found).to_contain_text(
             re.compile(".*?".join(map(re.escape, texts)), re.DOTALL), timeout=PATIENCE, use_inner_text=True
         )
 
-    def open(self, row: int = 0) -> Any:
-        """Open a trace of the list; give the drawer that shows it."""
-        self.rows().nth(row).click()
+    def open(self) -> Any:
+        """Open the first trace of the list; give the drawer that shows it."""
+        self.rows().first.click()
         drawer = self.page.locator("[role=dialog]")
         drawer.get_by_test_id("model-trace-explorer-default-span-view").wait_for()
         return drawer

@@ -169,7 +169,11 @@ def test_ui_opens_all_rollouts_with_their_steps_and_rewards(ui: Ui, browser: Bro
     rollouts = ui.rollouts()
     browser.list(ui.page, len(rollouts))
     browser.read(browser.part("mlflow.traces-v4.saved_views.trigger"), "Rollouts")
-    browser.read(browser.page.locator("table, [role=table]").first, "Session", "reward", "answer", "Input")
+    table = browser.page.locator("table, [role=table]").first
+    browser.read(table, "Session", "reward", "answer", "format", "Input", "rollout_n", "sample_index", "step")
+    rewards = [f"{each.reward:.2f}" for each in rollouts if each.reward is not None]
+    assert rewards.count("1.10") > 3
+    browser.see(table.get_by_text("1.10", exact=True), rewards.count("1.10"))
     browser.picture("rollouts")
 
 
@@ -349,6 +353,19 @@ def test_ui_of_a_store_that_goes_to_a_server_opens_its_page_there(
     assert result.code == 0, result.err
     assert f"MLflow UI:       {ui.page}\n" in result.out
     assert opened == [ui.page]
+
+
+def test_ui_opens_the_usual_page_where_the_view_was_deleted(
+    ui: Ui, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    experiment = MlflowClient(ui.server).create_experiment("a / plain one?")
+    trackway.configure(store=tmp_path / "store", project="a / plain one?", backend=None)
+    trackway.shutdown()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ui.server)
+    result = cli("ui", "--no-open", "--store", str(tmp_path / "store"))
+    assert f"{ui.server}/#/experiments/{experiment}/traces?startTimeLabel=ALL\n" in result.out
 
 
 def test_ui_of_a_project_that_was_never_sent_says_so(

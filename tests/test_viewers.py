@@ -1056,7 +1056,7 @@ def test_status_at_80_columns() -> None:
 store      /data/run7/trackway-store
 holds      120 trajectories, 3 running, 2 died, 1.2 MB
 processes  2 recording now, 1 ended, 1 DIED
-spans      1,352 recorded = 1,000 exported + 340 pending + 12 dropped
+spans      1,352 recorded = 1,000 exported + 340 pending or refused + 12 dropped
 dropped    12 queue full
 torn       1 line cut short by a crash or a full disk
 trouble    4 failures while recording; the log of the training tells more

@@ -139,7 +139,9 @@ def _balance(status: StoreStatus) -> Text:
     """recorded = exported + pending + left out + dropped, in words."""
     where = f"{status.exported:,} {'exported' if status.destinations else 'in the journal'}"
     left_out = f" + {status.left_out:,} left out" if status.left_out else ""
-    text = f"{status.recorded:,} recorded = {where} + {status.pending:,} pending{left_out}"
+    refused = any(place.refused for place in status.destinations.values())
+    pending = f"{status.pending:,} pending{' or refused' if refused else ''}"
+    text = f"{status.recorded:,} recorded = {where} + {pending}{left_out}"
     text += f" + {status.dropped:,} dropped"
     missing = status.recorded - status.exported - status.pending - status.left_out - status.dropped
     if missing:
