@@ -2,6 +2,7 @@
 Trackway's own raised instead of swallowed."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -19,6 +20,8 @@ def _forget_settings():
 
 
 _forget_settings()  # also for fixtures of a whole module
+# A shell lets what it starts in the background ignore Ctrl-C, and so do the programs that tests start in turn.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
