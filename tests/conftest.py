@@ -20,7 +20,7 @@ def _forget_settings():
 
 
 _forget_settings()  # also for fixtures of a whole module
-# A shell lets what it starts in the background ignore Ctrl-C, and so do the programs that tests start in turn.
+# A shell lets what it starts in the background ignore Ctrl-C, and so do programs that tests start in turn.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
