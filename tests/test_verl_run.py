@@ -69,7 +69,7 @@ def run(folder: Path, model: Path, trainer: str, overrides: list[str], **environ
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=290,
+        timeout=900,  # a machine may be busy with other things
     )
     assert done.returncode == 0, done.stdout[-5000:]
     return Ran(json.loads((folder / "out.json").read_text()), folder, done.stdout)
