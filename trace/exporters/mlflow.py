@@ -15,13 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-
 from ..log import logger
 from ..model import Trajectory
 from ..printable import without_password
-from .arriving import Arrivals, Trace
+from .arriving import WholeTraceExporter
 from .mlflow_away import add_rewards
 from .mlflow_errors import explained, is_passing, reason
 from .mlflow_payload import LATER_TAGS, Reward, TracePayload, payload_of
@@ -44,7 +41,7 @@ BATCH_BYTES = 16_000_000
 """Most bytes of spans in one call of MLflow, unless a single trace has more."""
 
 
-class MlflowExporter(SpanExporter):
+class MlflowExporter(WholeTraceExporter):
     """Writes trajectories to an MLflow tracking server or database.
 
     The experiment of MLflow is the trajectory's project, as verl has it.
@@ -60,7 +57,10 @@ class MlflowExporter(SpanExporter):
         ValueError: the tracking URI names a database in memory.
     """
 
+    destination = "MLflow"
+
     def __init__(self, config: TraceConfig) -> None:
+        super().__init__()
         if importlib.util.find_spec("mlflow") is None:
             raise ImportError("MLflow is not installed; pip install 'trackway[mlflow]'")
         self._config = config
@@ -69,7 +69,6 @@ class MlflowExporter(SpanExporter):
         self._unknown_runs: set[str] = set()
         self._views = Views()
         self.sent_bytes = 0
-        self._arrivals = Arrivals()
 
     def export_trajectories(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
         """Write trajectories; one that was written before is brought up to date.
@@ -113,35 +112,6 @@ class MlflowExporter(SpanExporter):
     def size_of(self, trajectory: Trajectory) -> int:
         """Give the bytes of the spans that MLflow would get, as ``sent_bytes`` counts them."""
         return payload_of(trajectory, self._config.experiment, self._config.store).size
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Write spans of any tracer provider.
-
-        A trace is written when its root has come; spans that come after it are written with it again.
-        """
-        return self._export_traces(self._arrivals.add(spans))
-
-    def _export_traces(self, traces: Sequence[Trace]) -> SpanExportResult:
-        from ..store.assemble import from_readable
-
-        trajectories = from_readable([span for spans in traces for span in spans])
-        try:
-            refused = self.export_trajectories(trajectories)
-        except Exception:
-            _log.exception("%d traces could not be written to MLflow", len(trajectories))
-            return SpanExportResult.FAILURE
-        for trace_id, why in refused.items():
-            _log.error("MLflow refuses trace %s: %s", trace_id, why)
-        return SpanExportResult.FAILURE if refused else SpanExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Do nothing: every call writes what it is given."""
-        return True
-
-    def shutdown(self) -> None:
-        """Write the traces of ``export`` whose root never came."""
-        if waiting := self._arrivals.rest():
-            self._export_traces(waiting)
 
     def _experiment(self, store: Any, project: str) -> str:
         """Give the id of the experiment that has this name now, made when there is none.

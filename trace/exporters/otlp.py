@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from ..log import logger
 from ..model import Trajectory
-from .arriving import Arrivals, Trace
+from .arriving import Trace, WholeTraceExporter
 from .otlp_mlflow import MLFLOW_HEADER, mlflow_spans
 from .otlp_spans import genai_spans
 from .otlp_spans import resource_of_environment as environment
@@ -35,7 +34,7 @@ SHORTENED: Final = (100_000, 10_000, 1_000)
 """Characters that the attributes of a span are cut to, one after the other, until the receiver takes it."""
 
 
-class OtlpExporter(SpanExporter):
+class OtlpExporter(WholeTraceExporter):
     """Sends trajectories to the OTLP receiver that the standard variables name.
 
     They are read when the first trajectory is sent, in the process that exports, which inherits them.
@@ -47,11 +46,13 @@ class OtlpExporter(SpanExporter):
         sent_bytes: names, attributes and events of the spans that the receiver has taken, in bytes.
     """
 
+    destination = "the OTLP receiver"
+
     def __init__(self, config: TraceConfig) -> None:
+        super().__init__()
         self._config = config
         self._transport: Transport | None = None
         self._not_before = 0.0
-        self._arrivals = Arrivals()
         self._taken = False
         self._alone = False
         self.sent_bytes = 0
@@ -121,34 +122,9 @@ class OtlpExporter(SpanExporter):
         """Address of the receiver."""
         return "" if self._transport is None else self._transport.place
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send spans of any tracer provider.
-
-        A trace is sent when its root has come; spans that come after it are sent with it again.
-        """
-        return self._export_traces(self._arrivals.add(spans))
-
-    def _export_traces(self, traces: Sequence[Trace]) -> SpanExportResult:
-        from ..store.assemble import from_readable
-
-        trajectories = from_readable([span for spans in traces for span in spans])
-        try:
-            refused = self.export_trajectories(trajectories)
-        except Exception:
-            _log.exception("%d traces could not be sent by OTLP", len(trajectories))
-            return SpanExportResult.FAILURE
-        for trace_id, reason in refused.items():
-            _log.error("the OTLP receiver refuses trace %s: %s", trace_id, reason)
-        return SpanExportResult.FAILURE if refused else SpanExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Do nothing: every call sends what it is given."""
-        return True
-
     def shutdown(self) -> None:
         """Send the traces of ``export`` whose root never came, and close the connection."""
-        if waiting := self._arrivals.rest():
-            self._export_traces(waiting)
+        super().shutdown()
         self._disconnect()
 
     def _disconnect(self) -> None:

@@ -7,13 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-
 from ..capture.snapshot import clean
 from ..log import logger
 from ..model import Trajectory
-from .arriving import Arrivals, Trace
+from .arriving import WholeTraceExporter
 from .weave_calls import Call, TraceCalls, calls_of
 from .weave_client import BusyError, Connection, RefusedError
 from .weave_feedback import replace_feedback
@@ -34,7 +31,7 @@ _ANYBODY = "x" * 64
 """As long as the name of whoever owns a project may be."""
 
 
-class WeaveExporter(SpanExporter):
+class WeaveExporter(WholeTraceExporter):
     """Writes trajectories to Weave, at the servers that ``WANDB_BASE_URL`` and ``WF_TRACE_SERVER_URL`` name.
 
     Args:
@@ -47,13 +44,15 @@ class WeaveExporter(SpanExporter):
         ImportError: Weave is not installed.
     """
 
+    destination = "Weave"
+
     def __init__(self, config: TraceConfig) -> None:
+        super().__init__()
         if importlib.util.find_spec("weave") is None:
             raise ImportError("Weave is not installed; pip install 'trackway[weave]'")
         self._config = config
         self._connection: Connection | None = None
         self._not_before = 0.0
-        self._arrivals = Arrivals()
         self._no_feedback = False
         self._trusted = False
         self.sent_bytes = 0
@@ -120,34 +119,9 @@ class WeaveExporter(SpanExporter):
             self._no_feedback = True
             _log.warning("rewards do not become feedback in Weave, which refuses them (%s)", error)
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Write spans of any tracer provider.
-
-        A trace is written when its root has come; spans that come after it are written with it again.
-        """
-        return self._export_traces(self._arrivals.add(spans))
-
-    def _export_traces(self, traces: Sequence[Trace]) -> SpanExportResult:
-        from ..store.assemble import from_readable
-
-        trajectories = from_readable([span for spans in traces for span in spans])
-        try:
-            refused = self.export_trajectories(trajectories)
-        except Exception:
-            _log.exception("%d traces could not be written to Weave", len(trajectories))
-            return SpanExportResult.FAILURE
-        for trace_id, reason in refused.items():
-            _log.error("Weave refuses trace %s: %s", trace_id, reason)
-        return SpanExportResult.FAILURE if refused else SpanExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Do nothing: every call writes what it is given."""
-        return True
-
     def shutdown(self) -> None:
-        """Write the traces of ``export`` whose root never came, and close the connections."""
-        if waiting := self._arrivals.rest():
-            self._export_traces(waiting)
+        """Send the traces of ``export`` whose root never came, and close the connection."""
+        super().shutdown()
         self._disconnect()
 
     def _disconnect(self) -> None:
