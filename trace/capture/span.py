@@ -56,8 +56,8 @@ class RecordedSpan(Span):
 
     def __init__(self, name: str, trace_id: int | None, parent_id: int | None) -> None:
         self.name = name
-        self.trace_id = trace_id or int.from_bytes(os.urandom(16), "big") or 1
-        self.span_id = int.from_bytes(os.urandom(8), "big") or 1
+        self.trace_id = trace_id or _random() << 64 | _random() or 1
+        self.span_id = _random() or 1
         self.parent_id = parent_id
         self.attributes: dict[str, Any] | None = None
         self.events: list[SpanEvent] | None = None
@@ -142,3 +142,20 @@ def _items(attributes: Mapping[str, Any] | None) -> Iterable[tuple[str, Any]]:
 def _moment(given: int | None) -> int:
     # What others give may be no time at all; a line with one could not be read.
     return given if type(given) is int and 0 < given < 2**63 else time.time_ns()
+
+
+_numbers: list[int] = []
+os.register_at_fork(after_in_child=_numbers.clear)
+
+
+def _random() -> int:
+    """Give 64 bits of the system's randomness.
+
+    Many are fetched at once. To ask lets go of the interpreter's lock, which the writer's thread then keeps
+    for a while, and the event loop stands still.
+    """
+    while True:
+        try:
+            return _numbers.pop()
+        except IndexError:
+            _numbers.extend(memoryview(os.urandom(4096)).cast("Q"))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ...capture.snapshot import take
 from .dealing import place_of
 
 _MAX_ITEMS = 64  # of an array inside a prompt
+
+_of_several: WeakKeyDictionary[Any, dict[bool, bool]] = WeakKeyDictionary()
+"""Whether the samples of a worker come from several files, in training and in validation."""
 
 
 def true_name(
@@ -64,9 +68,11 @@ def _sample(worker: Any, given: Mapping[str, Any], row: Mapping[str, Any]) -> An
 
 
 def _several_files(worker: Any, validate: bool) -> bool:
-    data = worker.config.data
-    files = data.get("val_files" if validate else "train_files")
-    return files is not None and not isinstance(files, str) and len(files) > 1
+    known = _of_several.setdefault(worker, {})
+    if validate not in known:  # reading verl's settings takes longer than all else here
+        files = worker.config.data.get("val_files" if validate else "train_files")
+        known[validate] = files is not None and not isinstance(files, str) and len(files) > 1
+    return known[validate]
 
 
 def _number(
