@@ -4,7 +4,7 @@ verl's ``AgentLoopWorker`` and ``ToolAgentLoop`` run whole batches, with a real 
 only the engine is stood in for, by one that follows a script at once. Untraced, with verl's own tracing into
 MLflow and with Trackway take turns, each time in a new process, and decode token ids to text. CPU of the
 process, all its threads, from the first rollout of a batch until everything that was traced has left it: with
-Trackway into the journal, with verl's tracing into MLflow's database. The least of a few batches counts:
+Trackway into the journal, with verl's tracing into MLflow's database. The least of a few batches counts, as
 whatever else the machine does only adds. What Trackway's exporting process then needs is measured apart, from
 its start to its end. Spans are counted in the databases.
 

@@ -163,7 +163,7 @@ def test_a_block_is_a_trajectory_and_a_decorated_method_a_span_in_it(tmp_path):
     assert result["kept"].token_ids == [3]
     assert (found.name, found.project, found.experiment) == ("val/7/a/2", "project", "experiment")
     assert shape(found) == [
-        (0, "agent", "trajectory", "ok"),
+        (0, "agent_loop", "trajectory", "ok"),
         (1, "Loop.run", "rollout", "ok"),
         (2, "Loop.generate", "llm", "ok"),
     ]

@@ -41,7 +41,8 @@ class PayloadFormat:
         self._max_items = config.max_array_items
         self._fields = token_fields
         self._redactor = Redactor(config.redact)
-        self._field_marks = [f'"{name}"'.encode() for name in token_fields]
+        # Only lists are sequences: logprobs is also the name of a sampling parameter.
+        self._field_marks = [f'"{name}":['.encode() for name in token_fields]
 
     def value(self, value: Snapshot, found: Found | None = None) -> Any:
         """Give a snapshot as plain values, ready for ``orjson.dumps``.
