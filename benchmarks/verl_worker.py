@@ -3,10 +3,9 @@
 verl's ``AgentLoopWorker`` and ``ToolAgentLoop`` run whole batches, with a real tokenizer, a tool and rewards;
 only the engine is stood in for, by one that follows a script at once. Untraced, with verl's own tracing into
 MLflow and with Trackway take turns, each time in a new process, and decode token ids to text. CPU of the
-process, all its threads, from the first rollout of a batch until everything that was traced has left it: with
-Trackway into the journal, with verl's tracing into MLflow's database. The least of a few batches counts, as
-whatever else the machine does only adds. What Trackway's exporting process then needs is measured apart, from
-its start to its end. Spans are counted in the databases.
+process, all its threads, from the first rollout until everything that was traced has left it: with Trackway
+into the journal, with verl's tracing into MLflow's database. What Trackway's exporting process then needs
+is measured apart, from its start to its end. Spans are counted in the databases.
 
     .venv-verl/bin/python benchmarks/verl_worker.py [--json] [--quick]
 """
@@ -28,11 +27,9 @@ from measuring import Limit, Result, Table, apart, command, number, ratios, spre
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 UNTRACED, OURS, VERLS = "untraced", "Trackway", "verl's own tracing"
-SAMPLES, N, ROUNDS = 64, 4, 3
+SAMPLES, N, ROUNDS = 64, 4, 5
 # A rollout is its block, `run`, two generations, two looks for tool calls, and with Trackway the tool's call.
 SPANS = {UNTRACED: 0, OURS: 7, VERLS: 6}
-# verl's tracing takes ten times as long, and so needs fewer to be told from what else happens.
-BATCHES = {UNTRACED: 6, OURS: 6, VERLS: 2}
 _TRACE = "actor_rollout_ref.rollout.trace"
 
 
@@ -41,7 +38,7 @@ def measure(quick: bool) -> Result:
     taken: dict[str, list[dict[str, Any]]] = {way: [] for way in SPANS}
     for _ in range(rounds):
         for way, results in taken.items():
-            results.append(apart(__file__, "batches", way=way, samples=samples, count=BATCHES[way]))
+            results.append(apart(__file__, "batch", way=way, samples=samples))
     cpu = {way: [item["cpu_ms"] for item in results] for way, results in taken.items()}
     added = {
         way: [ms - base for ms, base in zip(cpu[way], cpu[UNTRACED], strict=True)] for way in (OURS, VERLS)
@@ -63,8 +60,8 @@ def measure(quick: bool) -> Result:
         "CPU of one rollout in verl's worker, everything drained",
         ["", "CPU ms", "times untraced", "CPU ms added", "ms in the exporting process", "spans lost"],
         rows,
-        f"Batches of {samples} × {N} rollouts of two turns and about 220 tokens, {rounds} rounds: median, "
-        "least and most of them.",
+        f"A batch of {samples} × {N} rollouts of two turns and about 220 tokens, in {rounds} rounds: median, "
+        "least and most.",
     )
     share = ratios(added[OURS], added[VERLS])
     limits = [
@@ -74,8 +71,8 @@ def measure(quick: bool) -> Result:
     return Result({"cpu_ms": cpu, "added_ms": added, "lost": lost, "export_ms": export}, [table], limits)
 
 
-def batches(way: str, samples: int, count: int) -> dict[str, Any]:
-    """Run batches in this process, after a small one that is not timed."""
+def batch(way: str, samples: int) -> dict[str, Any]:
+    """Run a batch in this process, after a small one that is not timed."""
     traced = way != UNTRACED
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{Path('mlflow.db').absolute()}"
     if way == OURS:
@@ -96,28 +93,26 @@ def batches(way: str, samples: int, count: int) -> dict[str, Any]:
     drain = {UNTRACED: lambda: None, OURS: _flush_ours, VERLS: _flush_verls}[way]
     generate([worker], rows(range(2)), n=N, step=0)
     drain()
-    cpu = []
-    for step in range(1, count + 1):
-        before = time.process_time()
-        generate([worker], rows(range(samples)), n=N, step=step)
-        drain()
-        cpu.append(time.process_time() - before)
-    expected = SPANS[way] * N * (samples * count + 2)
+    before = time.process_time()
+    generate([worker], rows(range(samples)), n=N)
+    drain()
+    cpu = time.process_time() - before
+    rollouts = samples * N
+    expected = SPANS[way] * (rollouts + 2 * N)
     export = _export() if way == OURS else 0.0
     kept = _in_mlflow() if traced else 0
     return {
-        "cpu_ms": min(cpu) * 1e3 / (samples * N),
-        "export_ms": export * 1e3 / (samples * N * count),
+        "cpu_ms": cpu * 1e3 / rollouts,
+        "export_ms": export * 1e3 / rollouts,
         "spans": expected,
         "lost": expected - kept,
     }
 
 
 def _flush_ours() -> None:
-    from trackway.trace.capture import runtime
+    import trackway
 
-    recorder = runtime.started()
-    assert recorder is not None and recorder.writer.flush(60.0)
+    trackway.flush()
 
 
 def _flush_verls() -> None:
@@ -145,4 +140,4 @@ def _in_mlflow() -> int:
 
 
 if __name__ == "__main__":
-    command(__doc__, measure, {"batches": batches})
+    command(__doc__, measure, {"batch": batch})

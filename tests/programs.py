@@ -116,8 +116,8 @@ def order(process: subprocess.Popen[str], text: str) -> str:
 
 
 def wait_until(look: Callable[[], T | None]) -> T:
-    """Wait for something that must happen, and give it; five minutes are far more than it needs."""
-    for _ in range(6000):
+    """Wait for something that must happen, and give it; a minute is far more than it needs."""
+    for _ in range(1200):
         if found := look():
             return found
         time.sleep(0.05)

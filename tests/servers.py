@@ -226,6 +226,18 @@ Answer = Callable[[str], tuple[int, str, bytes]]
 
 
 @contextmanager
+def serving(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+    """Answer requests in this process, each on a thread of its own, and give the address."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
 def web_server(answer: Answer, port: int = 0) -> Iterator[str]:
     """Run a plain web server in this process, which answers every request alike, and give its address."""
 
@@ -246,10 +258,5 @@ def web_server(answer: Answer, port: int = 0) -> Iterator[str]:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(Handler, port) as address:
+        yield address

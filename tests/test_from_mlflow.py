@@ -275,7 +275,9 @@ def test_rollouts_that_died_come_back_as_such(tmp_path: Path, blank_mlflow: Path
         trackway.configure(store="store", project="reading", backend="mlflow", sync="off")
         @trackway.tool_trace
         def hang():
-            time.sleep(2.5)
+            store = trackway.open_store("store")
+            while not any(call.name == "hang" for found in store.in_flight() for call in found.doing):
+                time.sleep(0.05)
             os._exit(1)
         with trajectory(step=1, sample_index=2):
             call(2)

@@ -304,7 +304,7 @@ def test_a_script_that_ends_delivers_from_its_own_process_too(tmp_path: Path) ->
         tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    for _ in range(3000):
+    for _ in range(600):
         status = open_store(tmp_path / "store").status()
         if not status.pending:
             break

@@ -49,7 +49,7 @@ def started_followers(folder: Path) -> int:
 
 def wait_until_delivered(store: Path) -> Any:
     """Wait until nothing is pending and the follower has left by itself; give the status."""
-    for _ in range(3000):
+    for _ in range(1200):
         opened = open_store(store)
         status = opened.status()
         opened.close()

@@ -471,17 +471,22 @@ def test_one_trajectory_that_an_exporter_trips_over_keeps_no_other() -> None:
         assert status.status().dropped == 0
 
 
+class Slow(Place):
+    """Takes a batch each time that it is let to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Semaphore(0)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        assert threading.current_thread() is not threading.main_thread()
+        self.may.acquire()
+        return super().export(spans)
+
+
 def test_an_exporter_that_never_answers_keeps_no_other_and_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Slow(Place):
-        free = threading.Event()
-
-        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            assert threading.current_thread() is not threading.main_thread()
-            self.free.wait()
-            return super().export(spans)
-
     monkeypatch.setattr(sync, "ANSWER", 0.3)
     with recording() as recorded:
         slow, quick = Slow(), Place()
@@ -495,24 +500,12 @@ def test_an_exporter_that_never_answers_keeps_no_other_and_is_waited_for(
             trackway.flush()
         assert list(work.errors()) == ["slow"]
         assert "no answer" in work.errors()["slow"]
-        slow.free.set()
+        slow.may.release(10)
         while not work.step(patient=False):
             time.sleep(0.01)
         assert slow.numbers() == quick.numbers() == Counter(range(6))  # nothing was sent twice
         assert work.errors() == {}
         work.close()
-
-
-class Slow(Place):
-    """Takes a batch each time that it is let to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may = threading.Semaphore(0)
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.may.acquire()
-        return super().export(spans)
 
 
 def test_a_destination_that_is_slow_keeps_no_other_from_what_comes_meanwhile() -> None:

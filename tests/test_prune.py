@@ -64,7 +64,7 @@ def record(path: Path, *, steps: int = 3, run_id: str | None = None, uri: str | 
             with trackway.trajectory(step=step, sample_index=sample, validate=validate):
                 trackway.reward("reward", 0.5)
                 look("a page of text " * 200)
-    trackway.flush(timeout=300)
+    assert trackway.flush(timeout=300).pending == 0
     trackway.shutdown()
 
 
@@ -180,7 +180,7 @@ def test_what_was_pruned_is_sent_again_only_when_it_changes(exported: Exported, 
     assert exported.names() == ALL[6:]
     trackway.configure(store=exported.path, project=PROJECT, backend="mlflow", sync="off")
     trackway.attach(trackway.TrajectoryKey(1, 1), rewards={"late": 1.0})
-    trackway.flush(timeout=300)
+    trackway.flush()
     trackway.shutdown()
     assert sync.run(exported.path, say=lambda _: None) == 0
     assert exported.names() == ["1/1/0", *ALL[6:]]

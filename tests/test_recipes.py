@@ -7,11 +7,8 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,8 @@ import pytest
 
 from trackway import open_store
 from trackway.trace.model import Trajectory
+
+from .servers import serving
 
 PAGE = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text()
 BLOCK = re.compile(r"^```python *([\w-]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -103,22 +102,11 @@ class Served(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def served() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Served)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def test_an_openai_compatible_client(tmp_path: Path) -> None:
     needs("openai")
-    with served() as address:
+    with serving(Served) as address:
         code = recipe("An OpenAI-compatible client")
-        run(tmp_path, code, OPENAI_BASE_URL=address, OPENAI_API_KEY="of nobody")
+        run(tmp_path, code, OPENAI_BASE_URL=f"{address}/v1", OPENAI_API_KEY="of nobody")
     (found,) = recorded(tmp_path)
     assert [turn.role for turn in found.turns] == ["user", "assistant", "tool", "assistant"]
     asked, answered = found.turns[1], found.turns[3]

@@ -310,7 +310,7 @@ def traces(store: Path, filter_string: str | None = None) -> list[Any]:
 
 
 def wait_until_followed_to_the_end(store: Path) -> None:
-    for _ in range(6000):
+    for _ in range(1200):
         if (store / "sync.sqlite").exists() and not sync.is_followed(store):
             opened = open_store(store)
             pending = opened.status().pending

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, Final
 
 import orjson
@@ -24,13 +25,17 @@ NAME_LIMIT: Final = 250
 _MAX_DEPTH = 50
 ELSEWHERE: Final = "are left out here; the Trackway store has them"
 """What a mark says about the characters or messages that it stands for."""
-_redactor = Redactor()
 _shown_by: ContextVar[str | None] = ContextVar("shown_by", default=None)
 
 
 def without_secrets(text: str) -> str:
     """Mask what looks like a credential in what a destination or a package of it says."""
-    return _redactor.text(without_password(text))
+    return _redactor().text(without_password(text))
+
+
+@cache
+def _redactor() -> Redactor:
+    return Redactor()  # when first needed: processes that train import this module, and send nothing
 
 
 @contextmanager
