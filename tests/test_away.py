@@ -17,6 +17,8 @@ from trackway.trace.exporters.otlp_spans import genai_spans
 from trackway.trace.exporters.weave_calls import calls_of
 from trackway.trace.model import Trajectory
 
+pytestmark = pytest.mark.slow  # most tests here ask a database of MLflow
+
 
 @tool_trace
 def tool(number: int) -> int:

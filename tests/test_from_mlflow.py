@@ -27,6 +27,7 @@ from .programs import Cli, run
 from .servers import free_port, mlflow_server, postgres
 
 pytest.importorskip("mlflow")
+pytestmark = pytest.mark.slow  # every test here asks a database of MLflow
 
 PROJECT = "reading"
 BOUNDED = {"min_reward": 0.5, "max_reward": 9.0}
@@ -434,7 +435,6 @@ def test_pages_are_put_together(store: Store, traces: MlflowTraces, monkeypatch:
     assert len(asked) == 3
 
 
-@pytest.mark.slow
 def test_more_than_one_page_comes_back_whole(many: Path) -> None:
     traces = MlflowTraces(embedded(many))
     assert PAGE < 600
@@ -453,7 +453,6 @@ def test_more_than_one_page_comes_back_whole(many: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_what_others_wrote_is_listed_and_shown_as_far_as_it_can_be_read(many: Path) -> None:
     traces = MlflowTraces(embedded(many))
     found = {line.trace_id[0]: line for line in traces.query(newest=True, limit=3)}
@@ -632,7 +631,6 @@ def _reads_back(uri: str, recorded: Path) -> None:
             assert repr(getattr(found, name)) == repr(getattr(rollout, name)), (rollout.name, name)
 
 
-@pytest.mark.slow
 def test_a_server_is_read_as_a_database_is(recorded: Path, tmp_path: Path) -> None:
     with mlflow_server(tmp_path) as server:
         _reads_back(server.address, recorded)
@@ -648,7 +646,6 @@ def test_a_server_is_read_as_a_database_is(recorded: Path, tmp_path: Path) -> No
         traces.load("1/17/0")
 
 
-@pytest.mark.slow
 def test_postgresql_is_read_as_sqlite_is_and_an_empty_one_stays_empty(recorded: Path) -> None:
     with postgres() as running:
         uri = running.database()

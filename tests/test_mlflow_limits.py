@@ -24,6 +24,7 @@ from .servers import mlflow_server, postgres
 from .test_mlflow_servers import Place, make_place
 
 pytest.importorskip("mlflow")
+pytestmark = pytest.mark.slow  # every test here asks a database of MLflow
 
 LEFT_OUT = re.compile(r"⟨(\d+) characters are left out here; `trackway show \S+ --full` shows them⟩")
 BAD = "a\ud83eb\0c"
@@ -41,8 +42,8 @@ def file(tmp_path_factory: pytest.TempPathFactory, blank_mlflow: Path) -> Place:
     scope="module",
     params=[
         "SQLite",
-        pytest.param("PostgreSQL", marks=pytest.mark.slow),
-        pytest.param("server on PostgreSQL", marks=pytest.mark.slow),
+        "PostgreSQL",
+        "server on PostgreSQL",
     ],
 )
 def place(
@@ -205,7 +206,6 @@ def generate(prompt_ids: list[int], text: str) -> dict[str, Any]:
     return {"response_ids": prompt_ids[::-1], "text": text}
 
 
-@pytest.mark.slow
 def test_spans_of_tens_of_megabytes_arrive_cut_and_stay_whole_in_the_store(
     place: Place, tmp_path: Path
 ) -> None:
@@ -358,7 +358,6 @@ def stamp(uri: str, revision: str) -> str:
     return str(before)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("back", [1, 30])
 @pytest.mark.parametrize("command", [False, True])
 def test_an_older_database_takes_everything_once_it_is_brought_up_to_date(
@@ -375,7 +374,6 @@ def test_an_older_database_takes_everything_once_it_is_brought_up_to_date(
     assert len(place.search("old", "tags.step = '1'")) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["SQLite", "PostgreSQL"])
 def test_a_database_of_another_revision_is_told_and_delivery_waits(kind: str, tmp_path: Path) -> None:
     with ExitStack() as stack:

@@ -14,6 +14,7 @@ from trackway.trace.exporters.mlflow_views import FAILURES, NOTE_TAG, ROLLOUTS, 
 from .test_mlflow import Destination, rollout
 
 pytest.importorskip("mlflow")
+pytestmark = pytest.mark.slow  # every test here asks a database of MLflow
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from .servers import mlflow_server
 from .test_from_mlflow import _theirs
 
 pytest.importorskip("mlflow")
+pytestmark = pytest.mark.slow  # every test here asks a database of MLflow
 
 PROJECT = "pruning"
 
@@ -208,7 +209,6 @@ def test_wrong_use_deletes_nothing(exported: Exported, cli: Cli, args: list[str]
     assert exported.names() == ALL
 
 
-@pytest.mark.slow
 def test_a_terminal_is_asked(exported: Exported) -> None:
     for answer, code, left in (("n", 1, ALL), ("", 1, ALL), ("y", 0, ALL[3:])):
         ours, theirs = pty.openpty()
@@ -266,7 +266,6 @@ def test_a_database_that_fails_halfway_says_how_far_it_came(exported: Exported, 
     assert exported.names() == ALL
 
 
-@pytest.mark.slow
 def test_more_than_one_call_deletes_and_a_server_does_so_too(tmp_path: Path, cli: Cli) -> None:
     with mlflow_server(tmp_path / "server") as server:
         record(tmp_path / "store", steps=50, uri=server.address)
