@@ -232,5 +232,6 @@ def test_all_traces_are_linked_to_the_run_of_the_trainers_logger(trainer, reques
 def test_six_workers_that_start_at_once_are_each_recorded(v0):
     _, ran = v0
     status = open_store(ran.store).status()
-    assert status.writers_alive == 0 and status.writers_dead + status.writers_died == 6
+    # Ray may kill a worker that has nothing left to do: such a one counts among them.
+    assert (status.writers_alive, status.writers_dead) == (0, 6)
     assert status.died == 0
