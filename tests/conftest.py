@@ -11,6 +11,7 @@ import pytest
 import trackway
 from trackway.trace.capture import runtime
 
+from .loggers_for_tests import fakes as fakes
 from .programs import Result
 
 

@@ -43,6 +43,7 @@ HEAVY = {
     "pydantic",
     "ray",
     "swanlab",
+    "tensorboard",
     "textual",
     "tokenizers",
     "torch",

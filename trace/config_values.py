@@ -54,7 +54,7 @@ def check(name: str, written: str, value: Any) -> Any:
 def unknown(written: str, name: str, names: Collection[str]) -> ConfigError:
     """Make the error for a key that nobody knows; ``names`` are those that would be known."""
     return ConfigError(
-        f"{written}: there is no such setting{_nearest(name, names) or '.'} Settings: {', '.join(names)}."
+        f"{written}: there is no such setting{nearest(name, names) or '.'} Settings: {', '.join(names)}."
     )
 
 
@@ -122,7 +122,7 @@ def close(one: str, other: str) -> bool:
     return matcher.real_quick_ratio() >= 0.85 and matcher.ratio() >= 0.85
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     known = {name.casefold(): name for name in names}
     match = difflib.get_close_matches(name.casefold(), known, 1)
     return f"; did you mean {known[match[0]]!r}?" if match else ""
@@ -188,7 +188,7 @@ def _tracking_uri(value: Any) -> str:
             raise ValueError(f"{expected}; a path follows on file:///")
         return uri if rest.startswith("/") else _path(rest).as_uri()
     if base not in _URI_SCHEMES and base not in _tracking_plugins():
-        raise ValueError(f"{expected}{_nearest(base, _URI_SCHEMES)}")
+        raise ValueError(f"{expected}{nearest(base, _URI_SCHEMES)}")
     if base in _NEED_HOST:
         try:
             parts = urlsplit(uri)
@@ -274,7 +274,7 @@ def _choice(names: tuple[str, ...], value: Any) -> str:
     text = "off" if value is False else value.strip().lower() if isinstance(value, str) else ""
     if text in names:
         return text
-    raise ValueError(f"one of {', '.join(names)}{_nearest(text, names)}")
+    raise ValueError(f"one of {', '.join(names)}{nearest(text, names)}")
 
 
 def _items(value: Any) -> list[Any]:
@@ -327,7 +327,7 @@ def _backend(value: Any) -> tuple[str, ...]:
         return ()
     for text in texts:
         if text not in allowed:
-            raise ValueError(f"{expected}{_nearest(text, allowed)}")
+            raise ValueError(f"{expected}{nearest(text, allowed)}")
     return tuple(dict.fromkeys(allowed[text] for text in texts))
 
 
@@ -343,7 +343,7 @@ def _criteria(value: Any) -> tuple[str, ...]:
         names = ()
     for name in names:
         if name not in CRITERIA:
-            raise ValueError(f"{expected}{_nearest(name, CRITERIA)}")
+            raise ValueError(f"{expected}{nearest(name, CRITERIA)}")
     if not names:
         raise ValueError(expected)
     return names
@@ -365,7 +365,7 @@ def _per_backend(check: Callable[[Any], Any], value: Any) -> Any:
         if name not in allowed:
             raise ValueError(
                 f"a mapping from backend to value, with the backends {', '.join(allowed.values())}; "
-                f"{show(key)} is none{_nearest(name, allowed)}"
+                f"{show(key)} is none{nearest(name, allowed)}"
             )
         try:
             one = _optional(check, value[key])

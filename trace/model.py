@@ -248,6 +248,7 @@ class Trajectory:
     project: str | None = None
     experiment: str | None = None
     run_id: str | None = None
+    run: str | None = None
     notes: tuple[str, ...] = ()
     trained_step: int | None = None
     discarded: str | None = None
@@ -349,7 +350,11 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One line about a trajectory, as the index keeps it."""
+    """One line about a trajectory, as the index keeps it.
+
+    Attributes:
+        truncated: whether a generation of it came to its length limit.
+    """
 
     key: TrajectoryKey | None
     trace_id: str
@@ -375,6 +380,7 @@ class Summary:
     error: str | None = None
     trained_step: int | None = None
     discarded: str | None = None
+    truncated: bool = False
 
     @property
     def name(self) -> str:

@@ -198,7 +198,9 @@ class _Page:
         if names:
             yield from self.field("experiment", " / ".join(names))
         if trajectory.run_id:
-            yield from self.field("run", trajectory.run_id)
+            yield from self.field("MLflow run", trajectory.run_id)
+        if trajectory.run:
+            yield from self.field("run", trajectory.run)
         yield from self.field("trace", trajectory.trace_id)
         for name, value in trajectory.annotations.items():
             yield from self.field("noted", f"{self.name(name)} = {_plain(value)}")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .trace.lifecycle import configure as configure
     from .trace.lifecycle import flush as flush
     from .trace.lifecycle import shutdown as shutdown
+    from .trace.loggers import ExperimentLogger as ExperimentLogger
+    from .trace.loggers import Tracker as Tracker
     from .trace.model import Trajectory as Trajectory
     from .trace.model import TrajectoryKey as TrajectoryKey
     from .trace.store import StoreError as StoreError
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ConfigError": "config",
+    "ExperimentLogger": "loggers",
     "StoreError": "store",
     "TraceConfig": "config",
+    "Tracker": "loggers",
     "Trajectory": "model",
     "TrajectoryKey": "model",
     "annotate": "capture.rollouts",

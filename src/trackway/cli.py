@@ -316,9 +316,14 @@ def sync(
         bool, typer.Option("--follow/--once", help="Wait for more, or stop when done.")
     ] = False,
 ) -> None:
-    """Send what is recorded to MLflow and other destinations."""
+    """Send what is pending to destinations, and to the loggers of runs."""
     from trackway.trace.exporters.sync import is_followed, run
+    from trackway.trace.store import store_path
 
+    path = store_path(store)
+    behind = not follow and not _catch_up(path)
+    if not follow and (path / "runs").is_dir() and not (path / "journal").is_dir():
+        raise typer.Exit(behind)
     opened = _open(store)
     try:
         code = run(opened.path, follow=follow, say=tell)
@@ -330,7 +335,16 @@ def sync(
             if destination.last_error:
                 tell(f"{name}: {destination.last_error}")
                 code = 1
-    raise typer.Exit(code)
+    raise typer.Exit(code or behind)
+
+
+def _catch_up(path: Path) -> bool:
+    """Bring what the loggers of ended runs lack; say whether they have everything now."""
+    if not (path / "runs").is_dir():
+        return True
+    from trackway.trace.loggers.catchup import catch_up
+
+    return catch_up(path, tell)
 
 
 app.command()(prune)

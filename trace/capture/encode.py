@@ -277,6 +277,8 @@ class SpanEncoder:
         attributes[semconv.PROJECT] = rollout.project
         if rollout.run_id:
             attributes[semconv.RUN_ID] = rollout.run_id
+        if rollout.run:
+            attributes[semconv.RUN] = rollout.run
 
     def _rewards(self, rewards: Iterable[Reward]) -> list[dict[str, Any]]:
         events = []

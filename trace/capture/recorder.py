@@ -13,7 +13,7 @@ from trackway.samplers import HeadSampler
 
 from .. import semconv
 from ..log import logger
-from . import foreign
+from . import foreign, runtime
 from .calls import Call, Target
 from .scope import NotSampled, Rollout, Scope, carried_run, current, hide
 from .writer import Writer
@@ -91,6 +91,7 @@ class Recorder:
             config.project,
             experiment or config.experiment,
             run_id or config.run_id or self.active_run(),
+            runtime.tracked[-1] if runtime.tracked else None,
         )
 
     def active_run(self) -> str | None:
@@ -102,7 +103,7 @@ class Recorder:
             run = sys.modules["mlflow"].active_run()
             if run is not None:
                 return str(run.info.run_id)
-        return carried_run()
+        return carried_run() or runtime.tracked_in_mlflow.get(self.config.tracking_uri or "")
 
     def begin(
         self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]

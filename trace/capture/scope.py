@@ -59,6 +59,7 @@ class Rollout:
         "parts",
         "policy_version",
         "project",
+        "run",
         "run_id",
         "sampled",
         "sequence",
@@ -73,12 +74,14 @@ class Rollout:
         project: str,
         experiment: str,
         run_id: str | None,
+        run: str | None = None,
     ) -> None:
         self.key = key
         self.policy_version = policy_version
         self.project = project
         self.experiment = experiment
         self.run_id = run_id
+        self.run = run
         self.sampled = True
         self.dropped = 0
         self.trace_id = ""
@@ -111,7 +114,7 @@ class Rollout:
 
     def elsewhere(self) -> Rollout:
         """Give the same rollout as another process has it: what it has said so far stays here."""
-        rollout = Rollout(self.key, self.policy_version, self.project, self.experiment, self.run_id)
+        rollout = Rollout(self.key, self.policy_version, self.project, self.experiment, self.run_id, self.run)
         rollout.trace_id = self.trace_id
         rollout.home = self.home
         return rollout

@@ -181,6 +181,7 @@ def assemble(spans: Sequence[Span], *, alive: bool = False, attempt: int | None 
         project=_first(ordered, semconv.PROJECT) or first.resource.get(semconv.PROJECT),
         experiment=_first(ordered, semconv.EXPERIMENT) or first.resource.get(semconv.EXPERIMENT),
         run_id=_first(ordered, semconv.RUN_ID),
+        run=_first(ordered, semconv.RUN),
         notes=(
             *(note for span in everything for note in span.attributes.get(semconv.NOTES, ())),
             *unaligned,

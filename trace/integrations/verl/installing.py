@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from . import cluster, dealing, rollout_trace, runs, tools, worker
@@ -17,8 +18,8 @@ _WORK = {
     "verl.tools.base_tool": tools.change_base_tool,
     "verl.tools.function_tool": tools.change_function_tool,
     "verl.trainer.constants_ppo": cluster.change_runtime_env,
-    "verl.utils.tracking": runs.change_tracking,
 }
+_TRACKING = "verl.utils.tracking"
 
 
 def install() -> None:
@@ -49,3 +50,9 @@ def install() -> None:
     utils.rollout_trace = rollout_trace  # type: ignore[attr-defined]
     for name, work in _WORK.items():
         when_imported(name, work)
+    if os.environ.get("TRACKWAY_VERL_TRACKING", "0") not in ("", "0"):
+        from .tracking import change_tracking
+
+        when_imported(_TRACKING, change_tracking)
+    else:
+        when_imported(_TRACKING, runs.change_tracking)
