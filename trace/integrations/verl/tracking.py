@@ -27,6 +27,7 @@ _latest: list[Tracker] = []
 
 def change_tracking(module: ModuleType) -> None:
     """Put ours in place of verl's ``Tracking`` and ``ValidationGenerationsLogger``."""
+    runs.change_tracking(module)  # tells the run of verl's own logger for MLflow
     theirs = module.Tracking
 
     class Tracking(_Tracking):
