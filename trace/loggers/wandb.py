@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from ..config_values import ConfigError, wrong
@@ -220,6 +220,7 @@ class WandbLogger(ExperimentLogger):
             "settings": wandb.Settings(**options),
         }
         with _opening:
+            reinit: Literal["return_previous", "create_new"]
             reinit = "return_previous" if wandb.run is None else "create_new"
             opened = wandb.init(**arguments, reinit=reinit)
             if opened.id != self.state["id"]:  # that of somebody who left wandb.run empty
