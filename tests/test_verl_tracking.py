@@ -52,7 +52,7 @@ def test_the_trainers_calls_arrive_in_ours(tmp_path):
     found, done = train(tmp_path, ["console", "file"], **ON)
     assert found["home"] == found["generations"] == "trackway.trace.integrations.verl.tracking"
     assert found["loggers"] == ["console", "file"]
-    assert {"clearml", "vemlp_wandb", "rl_insight", "webhook"} <= set(found["supported"])
+    assert {"clearml", "vemlp_wandb", "rl_insight", "tensorboard"} <= set(found["supported"])
     (run,) = runs(tmp_path)
     metrics = [(line["step"], line["metrics"]) for line in log(run, "metrics")]
     assert metrics == [(s, {"critic/rewards/mean": s / 10, "timing_s/gen": 1.0}) for s in (1, 2, 3)]
