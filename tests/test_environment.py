@@ -39,7 +39,7 @@ def test_a_configuration_becomes_plain_json():
     assert found["model"] == {"path": "a/b", "kind": "LORA"}
     assert (found["lr"], found["layers"], found["names"], found["3"]) == (0.5, [1, 2], ["a", "b"], None)
     assert found["arguments"] == {"seed": 7, "big": str(2**80)}
-    assert "sk-abc" not in json.dumps(found) and found["odd"] == "<builtins.object>"
+    assert "sk-abc" not in json.dumps(found) and found["odd"] == "⟨builtins.object⟩"
     assert resolved(OmegaConf.create({"a": 1, "b": "${a}"})) == {"a": 1, "b": 1}
     assert resolved(OmegaConf.create({"a": "${nowhere}"})) == {"a": "${nowhere}"}
     assert resolved([1]) == {"config": [1]}
