@@ -41,6 +41,8 @@ class Fake(ExperimentLogger):
         self._tell("metrics", step, metrics)
 
     def log_config(self, config):
+        if self.rules.get("refuses_config"):
+            raise ValueError("not this one")
         self._tell("config", config)
 
     def log_artifact(self, artifact, name):

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from trackway import Tracker
-from trackway.trace.loggers.environment import facts, resolved
+from trackway.trace.loggers.environment import facts
+from trackway.trace.loggers.resolving import resolved
 
 
 class Kind(enum.Enum):

@@ -248,7 +248,7 @@ def test_a_logger_that_hangs_holds_up_nobody(fakes):
     wait_until(lambda: len(fakes.steps("other")) == 100)
     tracker.finish(timeout=1)
     assert fakes.told("fake") == []
-    assert fakes.told("other")[-1] == ["finish", "finished"]
+    wait_until(lambda: fakes.told("other")[-1] == ["finish", "finished"])
 
 
 def test_what_a_logger_missed_is_caught_up(fakes, caplog):
@@ -256,9 +256,9 @@ def test_what_a_logger_missed_is_caught_up(fakes, caplog):
     with Tracker(["fake", "other"]) as tracker:
         tracker.log_metrics({"a": 1}, step=1)
         tracker.log_metrics({"a": 2}, step=2)
-        tracker.flush(timeout=1)
+        wait_until(lambda: fakes.steps("other") == [1, 2])
         tracker.finish(timeout=1)
-    assert fakes.told() == [] and fakes.steps("other") == [1, 2]
+    assert fakes.told() == []
     assert "`trackway sync`" in caplog.text
 
     said: list[str] = []
@@ -273,6 +273,29 @@ def test_what_a_logger_missed_is_caught_up(fakes, caplog):
     before = fakes.told(), fakes.told("other")
     assert catch_up(store, said.append)
     assert (fakes.told(), fakes.told("other")) == before
+
+
+@pytest.mark.parametrize("after", [[], ["alert"], ["config", "alert"]])
+def test_nothing_is_given_up_as_refused_while_nobody_answers(fakes, after):
+    # `plain` does nothing about alerts, so that it takes one also while it is away.
+    with Tracker("plain") as tracker:
+        wait_until(lambda: fakes.told("plain"))
+        fakes.down("plain").touch()
+        tracker.log_metrics({"a": 1}, step=1)
+        for kind in after:
+            tracker.alert("x") if kind == "alert" else tracker.log_config({"lr": 1})
+        tracker.finish(timeout=10)
+    fakes.down("plain").unlink()
+    assert catch_up(Path("trackway-store"), lambda line: None)
+    assert fakes.steps("plain") == [1]
+
+
+def test_a_configuration_that_is_refused_does_not_keep_the_metrics(fakes):
+    with Tracker("fake", config={"no": 1}, fake={"rules": {"refuses_config": True}}) as tracker:
+        tracker.log_metrics({"a": 1}, step=1)
+        tracker.log_metrics({"a": 2}, step=2)
+    assert fakes.steps() == [1, 2]
+    assert fakes.told()[-1] == ["finish", "finished"]
 
 
 def test_a_logger_that_comes_back_while_the_run_goes_on_gets_what_it_missed(fakes):
@@ -560,6 +583,93 @@ def test_a_disk_that_is_full_costs_records_and_nothing_else(fakes, caplog, monke
     tracker.finish()
     assert fakes.steps() == [1, 3]
     assert "No space left" in caplog.text
+    assert tracker.dropped == 1 and "1 calls were lost" in caplog.text
+
+
+def test_a_line_that_is_written_in_part_costs_itself_only(fakes, monkeypatch):
+    tracker = Tracker("fake")
+    tracker.log_metrics({"a": 1}, step=1)
+    tracker.flush()
+    real, torn = os.write, []
+
+    def half(file, data):
+        if torn:
+            raise OSError(28, "No space left on device")
+        torn.append(real(file, bytes(data)[:20]))
+        return 20
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runlog.os, "write", half)
+        tracker.log_metrics({"a": 2}, step=2)
+        wait_until(lambda: tracker.dropped == 1)
+    tracker.log_metrics({"a": 3}, step=3)
+    tracker.finish()
+    assert fakes.steps() == [1, 3]
+
+
+def test_text_that_is_none_costs_nothing(fakes):
+    half = "x\ud83e"
+    rows = [{"prompt": half, "completion": half, half: 1}]
+    with Tracker("plain", group=half, config={half: half}) as tracker:
+        tracker.log_metrics({half: 1, "ok": 2, "h": {half: np.zeros(3)}}, step=1)
+        tracker.alert(half, half, level="loud", step=np.int64(3))
+        tracker.log_generations(rows, step=1)
+        tracker.log_artifact(b"1", half)
+    shown = "x\\ud83e"
+    assert fakes.told("plain")[1] == ["config", {shown: shown}]
+    assert fakes.told("plain")[2] == ["metrics", 1, {shown: 1, "ok": 2}]
+    (alert,) = records(tracker.run.directory, "alert")
+    assert alert == {"title": shown, "text": shown, "level": "warning", "step": 3}
+    (generated,) = records(tracker.run.directory, "generations")
+    assert generated["rows"][0]["prompt"] == shown
+    assert [each["name"] for each in records(tracker.run.directory, "artifact")] == [shown]
+    for name in ("project", "experiment"):
+        with pytest.raises(ConfigError, match=name):
+            Tracker("plain", **{name: half})
+
+
+def test_a_run_lies_where_rollouts_are_recorded(fakes, tmp_path):
+    import trackway
+
+    trackway.configure(store=tmp_path / "elsewhere")
+    with Tracker("fake") as tracker, trackway.trajectory(step=1, sample_index=17):
+        pass
+    trackway.flush()
+    assert tracker.run.directory.is_relative_to(tmp_path / "elsewhere")
+    assert trackway.open_store(tmp_path / "elsewhere").load("1/17/0").run == tracker.run.id
+    with trackway.trajectory(step=2, sample_index=17):
+        pass
+    trackway.flush()
+    assert trackway.open_store(tmp_path / "elsewhere").load("2/17/0").run is None
+
+
+def test_a_git_that_hangs_delays_nothing(fakes, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    git = tmp_path / "bin" / "git"
+    git.write_text("#!/bin/sh\nexec sleep 3600\n")
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    tracker = Tracker("fake")
+    tracker.log_metrics({"a": 1}, step=1)
+    wait_until(lambda: fakes.steps() == [1])
+    assert not (tracker.run.directory / "environment.json").exists()
+    tracker.finish(timeout=1)
+
+
+def test_the_others_of_a_job_need_not_see_the_run_that_goes_on(fakes, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with Tracker("fake", resume="that-of-another-machine") as tracker:
+        tracker.log_metrics({"a": 1}, step=1)
+    assert not tracker.writes and fakes.told() == []
+
+
+def test_an_id_that_cannot_be_left_is_said(fakes, caplog):
+    Path("file").touch()
+    with Tracker("fake") as tracker:
+        tracker.save_id("new/checkpoint")
+        tracker.save_id("file/checkpoint")
+    assert json.loads(Path("new/checkpoint/trackway-run.json").read_text()) == {"run": tracker.run.id}
+    assert "file/checkpoint" in caplog.text
 
 
 def test_console_lines_have_plain_numbers(capsys, tmp_path):

@@ -230,6 +230,8 @@ class Trajectory:
         annotations: what ``annotate`` added.
         spans: in order of their start; the first is the root where it is known, and those of ``attach``
             stand at the end.
+        run_id: the MLflow run that it is linked to.
+        run: the run whose metrics a ``Tracker`` logged meanwhile in the same process.
         trained_step: the trainer's step that consumed it, where one said so.
         discarded: why it was not trained on; None when nobody said that it was not.
     """
@@ -350,11 +352,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One line about a trajectory, as the index keeps it.
-
-    Attributes:
-        truncated: whether a generation of it came to its length limit.
-    """
+    """One line about a trajectory, as the index keeps it."""
 
     key: TrajectoryKey | None
     trace_id: str
@@ -380,7 +378,6 @@ class Summary:
     error: str | None = None
     trained_step: int | None = None
     discarded: str | None = None
-    truncated: bool = False
 
     @property
     def name(self) -> str:

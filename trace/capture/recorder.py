@@ -103,7 +103,7 @@ class Recorder:
             run = sys.modules["mlflow"].active_run()
             if run is not None:
                 return str(run.info.run_id)
-        return carried_run() or runtime.tracked_in_mlflow.get(self.config.tracking_uri or "")
+        return carried_run()
 
     def begin(
         self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -25,8 +25,6 @@ def _start_from_environment() -> None:
 
 tracked: list[str] = []
 """Ids of the runs whose metrics this process logs through a ``Tracker``, the latest last."""
-tracked_in_mlflow: dict[str, str] = {}
-"""The MLflow run of the latest of them, by tracking URI."""
 
 _recorder: Recorder | None = None
 _starter: Callable[[], object] | None = _start_from_environment

@@ -28,13 +28,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 def is_followed(store: Path) -> bool:
     """Say whether a follower is at work, or about to be."""
     try:
-        lock = locks.take(store / LOCK, os.O_RDONLY, shared=True)
+        return locks.is_held(store / LOCK)
     except FileNotFoundError:
         return False
-    if lock is None:
-        return True
-    locks.release(lock)
-    return False
 
 
 def stand(store: Path) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config_values import ConfigError, nearest, show
 from .base import ExperimentLogger, Run, Unavailable
-from .environment import resolved
+from .resolving import resolved
 
 GROUP = "trackway.loggers"
 

@@ -152,19 +152,18 @@ class Delivery:
         records = list(islice(runlog.read(self._log, self._offset), _AT_ONCE))
         position = 0
         while position < len(records):
-            record = records[position]
-            following = records[position + 1] if position + 1 < len(records) else None
-            position += self._bring(logger, record, following)
+            position += self._bring(logger, records[position:])
             if time.monotonic() - self._saved > _SAVE:
                 self._save()
         return bool(records)
 
-    def _bring(self, logger: ExperimentLogger, record: Record, following: Record | None) -> int:
-        """Bring one record; say how many are done.
+    def _bring(self, logger: ExperimentLogger, records: list[Record]) -> int:
+        """Bring the first of some records, or several when it is refused; say how many are done.
 
         Raises:
-            Exception: neither it nor the one after it was taken: the destination is away.
+            Exception: as far as can be seen, the destination is away.
         """
+        record = records[0]
         for attempt in range(TRIES):
             try:
                 hand_over(logger, record)
@@ -175,10 +174,13 @@ class Delivery:
                 continue
             self._done(record)
             return 1
-        if following is None:
+        # If the destination takes another one that it has to send somewhere, the record is at fault itself.
+        # Most have nothing to do for an alert or a rewinding, and so show nothing by taking one.
+        proof = next((n for n, each in enumerate(records) if n and each.kind in ("metrics", record.kind)), 0)
+        if not proof:
             raise failure
-        hand_over(logger, following)
-        # The destination takes others. What it does not take now is at fault itself.
+        for each in records[1 : proof + 1]:
+            hand_over(logger, each)
         try:
             hand_over(logger, record)
         except Exception as error:
@@ -186,9 +188,9 @@ class Delivery:
                 log.warning("%s does not take one %s: %s", self.name, record.kind, _text(error))
             self.refused += 1
             self.delivered -= 1
-        self._done(record)
-        self._done(following)
-        return 2
+        for each in records[: proof + 1]:
+            self._done(each)
+        return proof + 1
 
     def _done(self, record: Record) -> None:
         self._offset = record.end
@@ -268,7 +270,7 @@ def load(path: Path) -> dict[str, Any]:
 def save(path: Path, data: Mapping[str, Any]) -> None:
     """Replace a small JSON file at one stroke."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2))
+    temporary.write_bytes(runlog.to_json(data))
     temporary.replace(path)
 
 

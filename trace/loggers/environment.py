@@ -17,7 +17,6 @@ from ..capture.redact import MASK, Redactor
 from ..capture.snapshot import clean
 from .gitstate import git
 from .resolving import redactor as own_redactor
-from .resolving import resolved as resolved
 
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),

@@ -23,8 +23,8 @@ class FileLogger(ExperimentLogger):
     Args:
         run: which run.
         path: of the file. Default: ``$VERL_FILE_LOGGER_PATH``, else ``<project>/<experiment>.jsonl`` below
-            ``$VERL_FILE_LOGGER_ROOT`` or the current directory. Where that file belongs to another run,
-            ``-`` and the run's id are added to its name.
+            ``$VERL_FILE_LOGGER_ROOT`` or the current directory. Where that file is there already, ``-`` and
+            the run's id are added to its name.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset({"path"})
@@ -32,9 +32,8 @@ class FileLogger(ExperimentLogger):
     def __init__(self, run: Run, *, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__(run)
         kept = self.state.get("path")
-        self._path = Path(kept) if kept else _place(run, path)
+        self._path = Path(kept) if kept else _make(run, path)
         self.state["path"] = str(self._path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("ab", buffering=0)
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -78,7 +77,7 @@ class FileLogger(ExperimentLogger):
         self._file.close()
 
 
-def _place(run: Run, path: str | os.PathLike[str] | None) -> Path:
+def _make(run: Run, path: str | os.PathLike[str] | None) -> Path:
     given = path or os.environ.get("VERL_FILE_LOGGER_PATH")
     if given:
         place = Path(given).expanduser()
@@ -86,7 +85,10 @@ def _place(run: Run, path: str | os.PathLike[str] | None) -> Path:
         root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT") or ".").expanduser()
         place = root / _safe(run.project) / f"{_safe(run.experiment)}.jsonl"
     place = place.absolute()
-    if place.exists() and place.stat().st_size:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        place.touch(exist_ok=False)  # so that of two runs which begin at once one has it
+    except FileExistsError:
         place = place.with_name(f"{place.stem}-{run.id}{place.suffix}")
     return place
 

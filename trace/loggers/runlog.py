@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from ..capture.snapshot import clean
 from ..store import locks
 from .base import Histogram
 
@@ -57,36 +58,51 @@ class RunLog:
             raise BlockingIOError(f"the run in {directory} is being written by another process")
         self._file = file
         size = os.fstat(file).st_size
-        if size and os.pread(file, 1, size - 1) != b"\n":
-            os.write(file, b"\n")  # ends the line that somebody who died left half written
+        # Somebody who died may have left a line half written.
+        self._torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
 
-    def append(self, kind: str, data: Mapping[str, Any], time: float) -> int:
+    def append(self, kind: str, data: Mapping[str, Any], time: float) -> None:
         """Write one line.
 
-        Returns:
-            How many bytes it has.
+        Raises:
+            OSError: it could not be written; what has been of it is ended by the next one.
         """
-        line = orjson.dumps({"kind": kind, "time": time, **data}, option=orjson.OPT_APPEND_NEWLINE)
-        rest = memoryview(line)
+        line = to_json({"kind": kind, "time": time, **data}) + b"\n"
+        rest = memoryview(b"\n" + line if self._torn else line)
+        self._torn = True
         while rest:
             rest = rest[os.write(self._file, rest) :]
-        return len(line)
+        self._torn = False
 
     def close(self) -> None:
         """Let others write it."""
         locks.release(self._file)
 
 
+def to_json(data: Mapping[str, Any]) -> bytes:
+    """Write JSON, of text that no encoding has too: halves of characters become ``\\udXXX``."""
+    try:
+        return orjson.dumps(data)
+    except TypeError:
+        return orjson.dumps(_repaired(data))
+
+
+def _repaired(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {_repaired(key): _repaired(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_repaired(item) for item in value]
+    return value
+
+
 def is_written(directory: Path) -> bool:
     """Say whether a process has the log of this run open."""
     try:
-        file = locks.take(directory / LOG, os.O_RDONLY, shared=True)
+        return locks.is_held(directory / LOG)
     except OSError:
         return False
-    if file is None:
-        return True
-    locks.release(file)
-    return False
 
 
 def read(path: Path, start: int = 0) -> Iterator[Record]:

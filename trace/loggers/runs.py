@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..capture.snapshot import clean
 from ..config_values import ConfigError, nearest, show
 from . import environment, runlog
 from .base import Run, Status
@@ -179,8 +180,8 @@ def keep(directory: Path, artifact: Any, name: str) -> dict[str, Any]:
         OSError: it cannot be read or copied.
         ValueError: the name is none.
     """
-    parts = [part for part in name.replace("\\", "/").split("/") if part]
-    if not parts or any(part in (".", "..") or "\0" in part for part in parts):
+    parts = [clean(part) for part in name.replace("\\", "/").split("/") if part]
+    if not parts or any(part in (".", "..") for part in parts):
         raise ValueError(f"{name!r} cannot be the name of an artifact")
     folder = directory / runlog.ARTIFACTS
     folder.mkdir(exist_ok=True)

@@ -10,21 +10,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from weakref import WeakSet
 
 from ..capture import runtime
-from ..config_values import ConfigError, show
+from ..config_values import ConfigError, check, show
 from ..log import logger as program_log
 from ..store import store_path
-from . import choosing, environment, ranks, runlog, runs
+from . import choosing, ranks, runlog, runs
 from .alerts import Alerts, Rule
 from .base import ExperimentLogger, Histogram, Level, Run, Status, Unavailable
 from .delivery import Delivery, save
 from .frequency import KEY_METRICS, Frequency
 from .generations import table
+from .resolving import resolved
 from .values import plain
 
 log = program_log()
@@ -46,14 +48,14 @@ class Tracker(ExperimentLogger):
 
     Use it as a context manager, or call ``finish``::
 
-        with Tracker(["console", "mlflow"], project="math", experiment="grpo-7b", config=config) as tracker:
+        with Tracker(["console", "wandb"], project="math", experiment="grpo-7b", config=config) as tracker:
             tracker.log_metrics({"reward/mean": 0.4}, step=1)
 
     Attributes:
         run: its id, names and directory.
         finishing: whether its end has begun; what is logged then is ignored.
         writes: whether this process writes; the others of a job do nothing.
-        dropped: calls that were lost since the disk did not keep up.
+        dropped: calls that were lost, since the disk did not take them or keep up.
     """
 
     def __init__(
@@ -82,7 +84,8 @@ class Tracker(ExperimentLogger):
             project: what the run belongs to.
             experiment: the name of the run; several runs may have the same.
             config: of the training: a mapping, an OmegaConf object or a dataclass, nested.
-            store: the directory that keeps the run. Default: that of the recorder, see ``TraceConfig.store``.
+            store: the directory that keeps the run. Default: where rollouts are recorded in this process,
+                else ``$TRACKWAY_STORE`` or ``./trackway-store``.
             group: ties together the runs of one job, or of one experiment.
             all_ranks: let every process of a job write a run of its own, in one group, in place of the first.
             resume: the id of a run, or a directory where ``save_id`` has left it: go on with that run.
@@ -121,9 +124,14 @@ class Tracker(ExperimentLogger):
 
         me = ranks.rank()
         self.writes = all_ranks or me in (None, 0)
+        project, experiment = (
+            check("project", "project", project),
+            check("experiment", "experiment", experiment),
+        )
         name = f"{experiment}-rank{me}" if all_ranks and me is not None else experiment
-        directory = runs.find(store_path(store), resume) if resume is not None else None
-        super().__init__(runs.describe(store_path(store), project, name, group, me, directory))
+        place = _place(store)
+        directory = runs.find(place, resume) if resume is not None and self.writes else None
+        super().__init__(runs.describe(place, project, name, group, me, directory))
         if not self.writes:
             log.info(
                 "rank %s of this job logs nothing, rank 0 does; all_ranks=True lets each write a run", me
@@ -142,13 +150,17 @@ class Tracker(ExperimentLogger):
         except BlockingIOError as error:
             raise ConfigError(f"run {self.run.id} cannot be resumed: {error}") from None
         except OSError as error:
-            raise ConfigError(f"store={show(str(store_path(store)))} cannot be written: {error}") from error
+            raise ConfigError(f"store={show(str(place))} cannot be written: {error}") from error
         self._resumed = self.run.resumed
         self._queue: SimpleQueue[tuple[str, float, Any] | None] = SimpleQueue()
         runs.begin(self.run, kept)
         self._put("start", {"resumed": self.run.resumed})
         self._thread = threading.Thread(target=self._write, name="trackway-run", daemon=True)
         self._thread.start()
+        # By itself, since git may hang.
+        look = partial(runs.record_environment, self.run)
+        self._environment = threading.Thread(target=look, name="trackway-environment", daemon=True)
+        self._environment.start()
         for delivery in self._deliveries:
             delivery.start()
         _living.add(self)
@@ -192,7 +204,7 @@ class Tracker(ExperimentLogger):
         if not self._on():
             return
         try:
-            self._put("config", {"config": environment.resolved(config)})
+            self._put("config", {"config": resolved(config)})
         except Exception as error:
             self._failed("config", error)
 
@@ -238,11 +250,13 @@ class Tracker(ExperimentLogger):
         Args:
             title: one line.
             text: what happened.
-            level: ``info``, ``warning`` or ``error``.
+            level: ``info``, ``warning`` or ``error``; anything else counts as ``warning``.
             step: the step that it is about, if any.
         """
         if self._on():
-            self._put("alert", {"title": str(title), "text": str(text), "level": level, "step": step})
+            at = None if step is None else self._step(step)
+            level = level if level in get_args(Level) else "warning"
+            self._put("alert", {"title": str(title), "text": str(text), "level": level, "step": at})
 
     def flush(self, timeout: float = FINISH) -> None:
         """Wait until all loggers have what was logged so far.
@@ -282,6 +296,7 @@ class Tracker(ExperimentLogger):
             delivery.end(status, deadline)
         for delivery in self._deliveries:
             delivery.wait(deadline)
+        self._environment.join(max(0.0, deadline - time.monotonic()))
         if not self._thread.is_alive():
             runs.end(self.run, status)
             self._log.close()
@@ -299,9 +314,18 @@ class Tracker(ExperimentLogger):
         self.finish("finished" if clean else "failed")
 
     def save_id(self, directory: str | os.PathLike[str]) -> None:
-        """Leave the run's id in a directory, such as that of a checkpoint, for ``resume``."""
-        if self.writes:
+        """Leave the run's id in a directory, such as that of a checkpoint, for ``resume``.
+
+        Args:
+            directory: made when it is not there.
+        """
+        if not self.writes:
+            return
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
             save(Path(directory) / runs.ID_FILE, {"run": self.run.id})
+        except OSError as error:
+            self._failed(f"id in {directory}", error)
 
     def _on(self) -> bool:
         if os.getpid() != self._pid:  # a forked child has the object, but none of the threads
@@ -345,7 +369,6 @@ class Tracker(ExperimentLogger):
     # From here on it is the thread that writes the log.
 
     def _write(self) -> None:
-        runs.record_environment(self.run)
         while (item := self._queue.get()) is not None:
             kind, at, data = item
             try:
@@ -362,6 +385,7 @@ class Tracker(ExperimentLogger):
                         self._rewind(at, data["step"])
                     self._log.append(kind, data, at)
             except Exception as error:
+                self.dropped += 1
                 self._failed(kind, error, ours=not isinstance(error, OSError))
             if self._queue.empty():
                 self._look()
@@ -391,7 +415,7 @@ class Tracker(ExperimentLogger):
     def _say_what_is_missing(self) -> None:
         if self.dropped:
             log.warning(
-                "run %s: %d calls were lost, since the disk did not keep up", self.run.id, self.dropped
+                "run %s: %d calls were lost, since they could not be written", self.run.id, self.dropped
             )
         for delivery in self._deliveries:
             missing = delivery.pending
@@ -404,6 +428,12 @@ class Tracker(ExperimentLogger):
                     self.run.id,
                     f" ({delivery.error})" if delivery.error else "",
                 )
+
+
+def _place(store: str | os.PathLike[str] | None) -> Path:
+    """Give the store that is meant: where rollouts are recorded, unless another one is named."""
+    recorder = runtime.started()
+    return store_path(store) if store is not None or recorder is None else recorder.config.store
 
 
 def _prepare(

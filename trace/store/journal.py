@@ -295,10 +295,6 @@ def _lives(segment: Path) -> bool:
 
 def _is_locked(path: Path) -> bool:
     try:
-        file = locks.take(path, os.O_RDONLY, shared=True)
+        return locks.is_held(path)
     except OSError:
         return False
-    if file is None:
-        return True
-    locks.release(file)
-    return False

@@ -41,6 +41,19 @@ def take(path: Path, flags: int, *, shared: bool = False) -> int | None:
     return file
 
 
+def is_held(path: Path) -> bool:
+    """Say whether somebody holds the lock of a file.
+
+    Raises:
+        OSError: as ``take``.
+    """
+    file = take(path, os.O_RDONLY, shared=True)
+    if file is None:
+        return True
+    release(file)
+    return False
+
+
 def wait(path: Path, timeout: float = math.inf) -> int | None:
     """Lock a file, made where there is none, as soon as nobody else holds it; None when time is up.
 

@@ -33,25 +33,20 @@ def _telling(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
         try:
             if "mlflow" in self.logger:
-                run = sys.modules["mlflow"].active_run()
-                if run is not None:
-                    uri = os.environ.get("MLFLOW_TRACKING_URI") or sys.modules["mlflow"].get_tracking_uri()
-                    tell(run.info.run_id, uri)
+                _tell(sys.modules["mlflow"])
         except Exception as error:
             logger().warning("traces will not be linked to the MLflow run of trainer.logger: %s", error)
 
     return init
 
 
-def tell(run_id: str, tracking_uri: str) -> None:
-    """Let the workers' processes know the run.
-
-    Raises:
-        ValueError: this process is not connected to Ray.
-    """
-    facts = {"run_id": run_id, "tracking_uri": tracking_uri}
-    kv = _ray_kv()
-    kv._internal_kv_put(_key(), json.dumps(facts).encode(), True, namespace=_NAMESPACE)
+def _tell(mlflow: Any) -> None:
+    run = mlflow.active_run()
+    if run is not None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri()
+        facts = {"run_id": run.info.run_id, "tracking_uri": uri}
+        kv = _ray_kv()
+        kv._internal_kv_put(_key(), json.dumps(facts).encode(), True, namespace=_NAMESPACE)
 
 
 class _Link:

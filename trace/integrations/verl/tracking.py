@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...capture import runtime
 from ...config import ConfigError, load_config
 from ...log import logger
 from ...loggers import Tracker, choosing
@@ -17,9 +16,6 @@ from . import runs
 _FROM_TRAINER = ("log_frequency", "log_interval")
 _RESUMES = "latest_checkpointed_iteration.txt"
 """What verl leaves in the directory of its checkpoints, and goes on from."""
-
-_OPENING = 10.0
-"""Seconds to wait at most until the MLflow run is there, before any rollout begins."""
 
 _latest: list[Tracker] = []
 """The tracker that ``ValidationGenerationsLogger``, which knows of none, writes to."""
@@ -31,7 +27,7 @@ def change_tracking(module: ModuleType) -> None:
     theirs = module.Tracking
 
     class Tracking(_Tracking):
-        supported_backend = (*theirs.supported_backend, *choosing.known())
+        supported_backend = tuple(dict.fromkeys([*theirs.supported_backend, *choosing.known()]))
         theirs_class = theirs
 
     Tracking.__qualname__ = "Tracking"
@@ -42,8 +38,8 @@ def change_tracking(module: ModuleType) -> None:
 class _Tracking:
     """Takes the place of ``verl.utils.tracking.Tracking``.
 
-    What we have a logger for goes through one ``Tracker``; the others (``clearml``, ``vemlp_wandb``,
-    ``rl_insight``) stay verl's own.
+    What we have a logger for goes through one ``Tracker``; the others (``mlflow``, ``clearml``, …) stay
+    verl's own.
 
     Attributes:
         logger: what writes, by name of the backend.
@@ -84,11 +80,9 @@ class _Tracking:
             arguments = _arguments(trainer, project_name, experiment_name)
             self._tracker = Tracker(ours, config=config, **arguments)
             if trainer.get("default_local_dir"):
-                _leave_id(self._tracker, Path(str(trainer["default_local_dir"])))
+                # Who goes on from there goes on with this run.
+                self._tracker.save_id(str(trainer["default_local_dir"]))
             _latest[:] = [self._tracker]
-            if "mlflow" in ours:
-                self._tracker.flush(timeout=_OPENING)
-                _link()
             self.logger.update(dict.fromkeys(ours, self))
 
     def log(self, data: Mapping[str, Any], step: int, backend: Any = None) -> None:
@@ -142,15 +136,6 @@ class ValidationGenerationsLogger:
         _latest[0].log_generations(rows, step)
 
 
-def _link() -> None:
-    """Tell the workers the MLflow run, which their traces are to be linked to."""
-    for uri, run_id in runtime.tracked_in_mlflow.items():
-        try:
-            runs.tell(run_id, uri)
-        except Exception as error:
-            logger().warning("traces will not be linked to the MLflow run of trainer.logger: %s", error)
-
-
 def _names(value: str | Iterable[str]) -> list[str]:
     items = value.split(",") if isinstance(value, str) else list(value)
     found = [str(item).strip() for item in items]
@@ -184,12 +169,3 @@ def _arguments(trainer: Mapping[str, Any], project: str, experiment: str) -> dic
     if goes_on and (place / ID_FILE).exists():
         found.setdefault("resume", place)
     return found
-
-
-def _leave_id(tracker: Tracker, directory: Path) -> None:
-    """Leave the run's id beside the checkpoints, so that who goes on from there goes on with this run."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tracker.save_id(directory)
-    except OSError as error:
-        logger().warning("the id of run %s could not be left in %s: %s", tracker.run.id, directory, error)
