@@ -678,3 +678,26 @@ def test_console_lines_have_plain_numbers(capsys, tmp_path):
         tracker.log_metrics(values, step=2)
     line = capsys.readouterr().out.splitlines()[0]
     assert line == "step:2 - bad\\x1b[31m:1 - d/x:1 - loss:0.1235 - n:3"
+
+
+def test_the_console_prints_nothing_that_steers_a_terminal(capsys, tmp_path):
+    odd = "\x1b[2Jx\u202e"
+    rows = [{"prompt": odd, "completion": "[red]" + odd, odd: 1.0}]
+    with Tracker("console", store=tmp_path, alerts=[]) as tracker:
+        tracker.log_metrics({odd: 1}, step=1)
+        tracker.log_artifact(b"x", odd)
+        tracker.log_generations(rows, step=1)
+        tracker.alert(odd, odd + "\n" + odd)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\u202e" not in shown
+    assert shown.count("\\x1b[2Jx") >= 6 and "[red]" in shown
+
+
+def test_the_example_of_the_page_runs_as_it_stands(tmp_path):
+    page = Path(__file__).parent.parent / "docs" / "loggers.md"
+    code = page.read_text().split("```python\n")[1].split("```")[0]
+    done = program(tmp_path, code)
+    assert done.returncode == 0, done.stderr
+    assert "step:3 - actor/loss:0.3333 - reward/mean:0.3" in done.stdout
+    assert "What is 6 × 7?" in done.stdout and "halfway: reward is rising" in done.stdout
+    assert (tmp_path / "math" / "grpo-7b.jsonl").exists()

@@ -84,7 +84,7 @@ class ConsoleLogger(ExperimentLogger):
         pass  # nobody wants a thousand lines before the first step; the log has it
 
     def log_artifact(self, artifact: Path, name: str) -> None:
-        self._print(f"artifact {visible(name, newlines=False)} kept in {artifact}")
+        self._print(visible(f"artifact {name} kept in {artifact}", newlines=False))
 
     def log_generations(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         from rich.console import Console
