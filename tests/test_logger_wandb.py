@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -114,8 +117,7 @@ def once(tmp_path_factory):
     code = """
         config = {"lr": 1e-6, "actor": {"layers": [1, 2]}, "none": None}
         names = {"project": "math/1", "experiment": "grpo", "group": "job"}
-        tracked = Tracker("wandb", store="store", config=config, **names)
-        with tracked:
+        with Tracker("wandb", store="store", config=config, **names) as tracked:
             tracked.log_metrics({"loss": 0.5, "tokens": 2**53 + 1, "_private": 1, "metric_private": 2}, 10)
             tracked.log_metrics({"step": 7, "val/acc@1": 0.25, "奖励/均值": 2, "x" * 300: 1, "a.b": 3}, 10)
             tracked.log_metrics({"advantages": numpy.arange(10.0)}, 10)
@@ -287,8 +289,10 @@ def test_a_row_that_a_killed_process_had_not_completed_is_sent_by_the_next_life(
         assert process.stdout is not None
         run_id = process.stdout.readline().strip()
         kept = tmp_path / "store" / "runs" / run_id / "wandb.json"
-        wait_until(lambda: kept.exists() and "again" in kept.read_text())
-        process.kill()
+        try:
+            wait_until(lambda: kept.exists() and "again" in kept.read_text())
+        finally:
+            process.kill()
     run(tmp_path, f"tracker(resume={run_id!r}).finish()")
     found = logged(tmp_path)[-1]
     assert found.values("loss") == [(5, 1)]
@@ -337,21 +341,16 @@ def test_what_is_logged_after_the_program_has_ended_all_runs_arrives(tmp_path):
 def test_the_bytes_of_a_round_of_generations_do_not_grow(tmp_path):
     rounds = 120
     code = f"""
-        with tracker() as tracked:
+        with tracker(log_val_generations=-1) as tracked:
             for step in range(100, 100 + {rounds}):
-                tracked.log_generations(
-                    [
-                        {{"sample_index": n + 10, "prompt": "p" * 200, "score": 1,
-                          "completion": f"{{step}} {{n + 10}}"}}
-                        for n in range(20)
-                    ],
-                    step,
-                )
-    """.replace("tracker()", "tracker(log_val_generations=-1)")
+                row = {{"prompt": "p" * 200, "completion": str(step), "score": 1}}
+                tracked.log_generations([{{"sample_index": n, **row}} for n in range(10, 30)], step)
+    """
     run(tmp_path, code)
     (found,) = logged(tmp_path)
     rows = [(row[0], row[1]) for table in found.tables.values() for row in table]
-    assert rows == [(step, str(n)) for step in range(100, 100 + rounds) for n in range(10, 30)]
+    assert [step for step, _ in rows] == [step for step in range(100, 100 + rounds) for _ in range(20)]
+    assert set(rows) == {(step, str(n)) for step in range(100, 100 + rounds) for n in range(10, 30)}
     assert len(found.table_bytes) == rounds
     assert max(found.table_bytes) == min(found.table_bytes)
     # W&B names all the earlier rounds of a table in each; so tables end.
@@ -360,12 +359,16 @@ def test_the_bytes_of_a_round_of_generations_do_not_grow(tmp_path):
 
 
 @pytest.mark.slow
-def test_artifacts_are_uploaded_when_it_is_asked_for(tmp_path):
+def test_artifacts_are_uploaded_when_it_is_asked_for_and_a_proxy_is_used_and_not_written_down(tmp_path):
     code = """
         import pathlib
         pathlib.Path("model").mkdir()
         pathlib.Path("model/a.txt").write_text("a")
-        with tracker(wandb={"log_artifact": True}) as tracked:
+        proxy = "http://me:secret@proxy:8080"
+        with tracker(wandb={"log_artifact": True, "wandb_proxy": proxy}) as tracked:
+            tracked.flush()
+            used = wandb.run.settings
+            assert (used.https_proxy, used.save_code, used.console) == (proxy, False, "off")
             tracked.log_artifact("model", "final/model")
             tracked.log_artifact("model", "final-model")
             tracked.log_artifact(b"b", "b" * 200)
@@ -382,6 +385,109 @@ def test_artifacts_are_uploaded_when_it_is_asked_for(tmp_path):
     assert first["digest"] == second["digest"]
     assert [entry["path"] for entry in first["manifest"]["contents"]] == ["a.txt"]
     assert len(third["name"]) <= 128
+    kept = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert not any(b"secret" in text for text in kept)
+
+
+class Server:
+    """Answers wandb-core as W&B's server does, as far as a run without files needs it.
+
+    Attributes:
+        rows: of the history, as they came.
+        config: of the run; each value stands under ``value``.
+        exit_code: None while the run is open.
+        numbers: W&B's own numbers of the rows that the run has already.
+    """
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.config: dict[str, Any] = {}
+        self.exit_code = None
+        self.numbers = numbers
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                asked = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    asked = gzip.decompress(asked)
+                known = self.path == "/graphql" or self.path.endswith("/file_stream")
+                text = json.dumps(server.answer(json.loads(asked)) if known else {}).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._http.server_port}"
+
+    def __enter__(self) -> Server:
+        Thread(target=self._http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if "query" not in asked:
+            lines = asked.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
+            self.rows += map(json.loads, lines)
+            self.exit_code = asked.get("exitcode", self.exit_code)
+            return {}
+        given = asked.get("variables", {})
+        self.config |= json.loads(given.get("config") or "{}")
+        project = {"id": "1", "name": given.get("project"), "entity": {"id": "1", "name": "team"}}
+        tail = json.dumps([json.dumps({"_step": number}) for number in self.numbers[-1:]])
+        bucket = {
+            "id": "1",
+            "name": given.get("name"),
+            "displayName": "grpo",
+            "config": "{}",
+            "wandbConfig": json.dumps({"t": {}}),
+            "summaryMetrics": "{}",
+            "historyTail": tail,
+            "eventsTail": "[]",
+            "historyLineCount": len(self.numbers),
+            "eventsLineCount": 0,
+            "logLineCount": 0,
+            "project": project,
+        }
+        return {
+            "data": {
+                "viewer": {
+                    "id": "1",
+                    "entity": "team",
+                    "username": "user",
+                    "flags": "{}",
+                    "teams": {"edges": []},
+                },
+                "model": {**project, "bucket": bucket} if self.numbers else None,
+                "upsertBucket": {"bucket": bucket, "inserted": not self.numbers},
+                "createRunFiles": {"runID": "1", "uploadHeaders": [], "files": []},
+            }
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [[], [0, 1, 20]])
+def test_a_run_goes_to_the_server_and_none_of_its_rows_is_refused_there(tmp_path, numbers):
+    code = """
+        with Tracker("wandb", store="store", config={"lr": 1e-6}) as tracked:
+            for step in (5, 6, 4, 7):
+                tracked.log_metrics({"loss": step / 2}, step)
+    """
+    with Server(numbers) as server:
+        run(tmp_path, code, WANDB_BASE_URL=server.address, WANDB_API_KEY="0" * 40)
+    assert [(row["step"], row["loss"]) for row in server.rows] == [(5, 2.5), (6, 3.0), (4, 2.0), (7, 3.5)]
+    got = [row["_step"] for row in server.rows]
+    assert got == sorted(set(got)) and got[0] > max(numbers, default=-1)
+    assert server.config["lr"]["value"] == 1e-6
+    assert server.exit_code == 0
 
 
 @pytest.mark.slow
@@ -412,12 +518,11 @@ def test_without_credentials_it_is_said_what_to_do(tmp_path):
             print(type(error).__name__, error)
         print(WandbLogger.check({"entity": "team"}, offline=True))
         print(WandbLogger.check({"offline": True}, offline=False))
-        for name, host in (("other", "elsewhere"), ("right", "api.wandb.ai")):
-            text = f"machine {host} login user password k"
-            with open(name, "w") as file:
-                file.write(text)
-            os.environ["NETRC"] = name
-            print(name, WandbLogger.check({}, offline=True))
+        for machine in ("elsewhere", "api.wandb.ai"):
+            with open("netrc", "w") as file:
+                file.write(f"machine {machine} login user password key")
+            os.environ["NETRC"] = "netrc"
+            print(machine, WandbLogger.check({}, offline=True))
         os.environ["NETRC"] = "nowhere"
         os.environ["WANDB_API_KEY"] = "0" * 40
         print(WandbLogger.check({}, offline=True))
@@ -428,8 +533,8 @@ def test_without_credentials_it_is_said_what_to_do(tmp_path):
     assert found == [
         "{'entity': 'team', 'mode': 'offline'}",
         "{'mode': 'offline'}",
-        "other {'mode': 'offline'}",
-        "right {}",
+        "elsewhere {'mode': 'offline'}",
+        "api.wandb.ai {}",
         "{}",
     ]
 

@@ -79,6 +79,7 @@ class ExperimentLogger(ABC):
             the environment.
         state: plain JSON that a later life of the run, or ``trackway sync``, is given as ``run.kept``: the
             id of the run over there, and the like.
+        time: when what is written now was logged, in seconds since 1970; the same when it is tried again.
     """
 
     package: ClassVar[str | None] = None
@@ -93,6 +94,7 @@ class ExperimentLogger(ABC):
         """
         self.run = run
         self.state: dict[str, Any] = dict(run.kept)
+        self.time = run.started
 
     @classmethod
     def check(cls, settings: Mapping[str, Any], *, offline: bool) -> dict[str, Any]:

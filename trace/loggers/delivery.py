@@ -240,6 +240,7 @@ class Delivery:
 
 def hand_over(logger: ExperimentLogger, record: Record) -> None:
     """Give one record to a logger."""
+    logger.time = record.time
     data = record.data
     if record.kind == "metrics":
         if metrics := runlog.metrics_of(data):

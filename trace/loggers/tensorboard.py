@@ -141,7 +141,7 @@ class TensorboardLogger(ExperimentLogger):
         self._latest = {tag: min(latest, step - 1) for tag, latest in self._latest.items()}
         if step > 0:  # at 0 it would take the configuration too
             log = SessionLog(status=SessionLog.START)
-            self._file("").write(Event(wall_time=time.time(), step=step, session_log=log))
+            self._file("").write(Event(wall_time=self.time, step=step, session_log=log))
 
     def flush(self) -> None:
         """See ``ExperimentLogger.flush``."""
@@ -162,9 +162,7 @@ class TensorboardLogger(ExperimentLogger):
         timely = [value for value in values if step >= self._latest.get(value.tag, 0)]
         for place, chosen in (("", timely), ("late", late)):
             if chosen:
-                self._file(place).write(
-                    Event(wall_time=time.time(), step=step, summary=Summary(value=chosen))
-                )
+                self._file(place).write(Event(wall_time=self.time, step=step, summary=Summary(value=chosen)))
         self._latest.update((value.tag, step) for value in timely)
 
     def _file(self, place: str) -> _EventFile:

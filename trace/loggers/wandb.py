@@ -7,8 +7,9 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..config_values import ConfigError, wrong
@@ -144,7 +145,7 @@ class WandbLogger(ExperimentLogger):
     def log_config(self, config: Mapping[str, Any]) -> None:
         """Add to the configuration, or change it."""
         if self._run is not None:
-            self._run.config.update(dict(config), allow_val_change=True)
+            self._opened().config.update(dict(config), allow_val_change=True)
 
     def log_artifact(self, artifact: Path, name: str) -> None:
         """Upload the artifact, under its name with dashes for slashes, or note its place."""
@@ -162,7 +163,7 @@ class WandbLogger(ExperimentLogger):
             upload.add_dir(str(artifact), policy="immutable")
         else:
             upload.add_file(str(artifact), policy="immutable")
-        self._run.log_artifact(upload)
+        self._opened().log_artifact(upload)
 
     def log_generations(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         """Add rows to a table, of which only these are sent.
@@ -182,22 +183,31 @@ class WandbLogger(ExperimentLogger):
             self._columns, self._rounds = columns, 0
         for row in rows:
             self._table.add_data(step, *(row.get(name) for name in names))
-        self._rounds += 1
+        table, self._table = self._table, None  # one that could not be sent has its rows already
         number = self.state["tables"]
-        self._add({TABLE if number == 1 else f"{TABLE}-{number}": self._table}, step)
+        self._add({TABLE if number == 1 else f"{TABLE}-{number}": table}, step)
+        self._table = table
+        self._rounds += 1
         self.state["open"].setdefault("generations", []).extend(map(dict, rows))
 
     def alert(self, title: str, text: str, level: Level = "warning", step: int | None = None) -> None:
         """Let W&B send a mail or a message, as the user has set there."""
         if self._run is not None:
             at = "" if step is None else f"step {step}: "
-            self._run.alert(title=title[:63], text=f"{at}{text}", level=_LEVELS[level])
+            self._opened().alert(title=title[:63], text=f"{at}{text}", level=_LEVELS[level])
 
     def finish(self, status: Status) -> None:
         """Close the run; waits for the upload of what remains."""
         if self._run is not None:
             self._run.finish(exit_code=_EXIT_CODES[status])
             self.state.pop("open", None)
+
+    def _opened(self) -> Any:
+        """Give the run, which is open; wandb.finish() ends every run, whoever began it."""
+        if getattr(self._run, "_is_finished", False):
+            self.state.pop("open", None)
+            self._open()
+        return self._run
 
     def _open(self) -> None:
         """Begin the run as one of its own."""
@@ -206,8 +216,7 @@ class WandbLogger(ExperimentLogger):
         options: dict[str, Any] = {"https_proxy": self._proxy}
         if not os.environ.get("WANDB_CONSOLE"):
             options["console"] = "off"
-        known = wandb.Settings.model_fields
-        options |= {name: value for name, value in _IF_KNOWN.items() if name in known}
+        options |= {name: value for name, value in _IF_KNOWN.items() if name in wandb.Settings.model_fields}
         mode = self._settings["mode"] or wandb.setup().settings.mode
         arguments = {
             **self._settings,
@@ -220,9 +229,7 @@ class WandbLogger(ExperimentLogger):
             "settings": wandb.Settings(**options),
         }
         with _opening:
-            reinit: Literal["return_previous", "create_new"]
-            reinit = "return_previous" if wandb.run is None else "create_new"
-            opened = wandb.init(**arguments, reinit=reinit)
+            opened = wandb.init(**arguments, reinit="return_previous" if wandb.run is None else "create_new")
             if opened.id != self.state["id"]:  # that of somebody who left wandb.run empty
                 opened = wandb.init(**arguments, reinit="create_new")
         self._run = opened
@@ -260,30 +267,28 @@ class WandbLogger(ExperimentLogger):
             step,
         )
         self._values.update(values)
-        self.state["open"]["data"] = metrics_record(step, self._values)
+        data = metrics_record(step, self._values)
+        if "histograms" in data:
+            data["histograms"] = {name: asdict(each) for name, each in data["histograms"].items()}
+        self.state["open"]["data"] = data
 
     def _add(self, row: dict[str, Any], step: int) -> None:
         """Add to the row of the step, when that is the last one, or begin another."""
-        from wandb.errors import UsageError
-
+        run = self._opened()
         left = self.state.get("open")
         if left is None or left["data"]["step"] != step:
             self._values.clear()
-            number = max(step, self.state.get("row", -1) + 1, self._run.step)
+            # Until something was logged W&B gives 0 for the step of a run that it has resumed.
+            number = max(step, self.state.get("row", -1) + 1, run.starting_step, run.step)
             left = {"row": number, "data": metrics_record(step, {})}
-        try:
-            self._run.log({**row, AXIS: step}, step=left["row"])
-        except UsageError:  # wandb.finish() ends every run, whoever began it
-            self._open()
-            left["row"] = max(left["row"], self._run.step)
-            self._run.log({**row, AXIS: step}, step=left["row"])
+        run.log({**row, AXIS: step, "_timestamp": self.time}, step=left["row"])
         self.state["row"] = left["row"]
         self.state["open"] = left
 
     def _note(self, kind: str, facts: Mapping[str, str]) -> None:
         """Keep facts about the run in its configuration, each under a key of its own."""
         keys = {"/".join(filter(None, ("trackway", kind, name))): fact for name, fact in facts.items()}
-        self._run.config.update(keys, allow_val_change=True)
+        self._opened().config.update(keys, allow_val_change=True)
 
 
 def _name(name: str) -> str:
