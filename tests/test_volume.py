@@ -805,11 +805,15 @@ def test_two_destinations_get_what_each_is_to_get_also_when_their_follower_is_ki
     # Killed in the middle: one destination has its part of the first step, the other one has nothing yet.
     wait_until((tmp_path / "hangs").exists)
     opened = open_store(store)
+
+    def left_out() -> dict[str, int]:
+        return {name: place.left_out for name, place in opened.status().destinations.items()}
+
+    wait_until(lambda: min(left_out().values()) > 0)  # each decides for itself
     status = opened.status()
     assert_adds_up(status)
     assert status.destinations["elsewhere"].exported == 0
-    before = {name: place.left_out for name, place in status.destinations.items()}
-    assert min(before.values()) > 0
+    before = left_out()
     for pid in followers(store):
         os.kill(pid, signal.SIGKILL)
     (tmp_path / "hang").unlink()
