@@ -98,8 +98,21 @@ task = ray.remote(traced(plain))
 @ray.remote
 @traced
 @tool_trace
-def pid_of(number):
+def pid_of(number, meeting):
+    ray.get(meeting.wait.remote(number))
     return os.getpid()
+
+@ray.remote
+class Meeting:  # holds the first two until both are there, so that they run in two processes
+    def __init__(self):
+        self.present, self.both = set(), asyncio.Event()
+
+    async def wait(self, number):
+        self.present.add(number)
+        if {0, 1} <= self.present:
+            self.both.set()
+        if number in (0, 1):
+            await self.both.wait()
 
 @ray.remote
 @traced
@@ -226,7 +239,8 @@ actor, asynchronous, threaded = Actor.options(name="known").remote(), Async.remo
 
 answer(outside=ray.get([task.remote(1, a=2), same.remote(1, a=2)]))
 in_rollout("task", lambda: ray.get([task.remote(1, a=2), task.options(num_cpus=0.5).remote(1, a=2)]))
-in_rollout("processes", lambda: len(set(ray.get([pid_of.remote(n) for n in range(40)]))))
+meeting = Meeting.remote()
+in_rollout("processes", lambda: len(set(ray.get([pid_of.remote(n, meeting) for n in range(40)]))))
 in_rollout("nested", lambda: ray.get(around.remote(2)))
 in_rollout("items", lambda: get(items.remote(3)))
 in_rollout("reference", lambda: ray.get(task.remote(ray.put(7), a=ray.get(ray.put(8)))))

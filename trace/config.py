@@ -168,7 +168,15 @@ _HYDRA_GROUPS = (*_SECTIONS, "model_engine")
 """Keys without a dot that choose among verl's config files on its command line."""
 
 _ENVIRON = {"MLFLOW_TRACKING_URI": "tracking_uri", "MLFLOW_RUN_ID": "run_id"}
-_NOT_SETTINGS = ("TRACKWAY_STRICT", "TRACKWAY_VERL", "TRACKWAY_VERL_TRACKING", "TRACKWAY_DEMO_MODEL")
+_NOT_SETTINGS = (
+    "TRACKWAY_STRICT",
+    "TRACKWAY_VERL",
+    "TRACKWAY_VERL_TRACKING",
+    "TRACKWAY_DEMO_MODEL",
+    "TRACKWAY_WEBHOOK_URL",
+    "TRACKWAY_WEBHOOK_HEADERS",
+    "TRACKWAY_EMAIL_PASSWORD",
+)
 """Variables of ours that steer something else."""
 
 _Settings = dict[str, tuple[str, Any]]

@@ -378,6 +378,7 @@ class Summary:
     error: str | None = None
     trained_step: int | None = None
     discarded: str | None = None
+    truncated: bool = False
 
     @property
     def name(self) -> str:

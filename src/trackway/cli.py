@@ -32,6 +32,7 @@ from .cli_options import (
 )
 from .cli_output import fail, leave_stdout, print_view, say, tell, write
 from .cli_prune import prune
+from .cli_runs import report, runs
 
 if TYPE_CHECKING:
     from trackway.trace.model import Status
@@ -348,6 +349,8 @@ def _catch_up(path: Path) -> bool:
 
 
 app.command()(prune)
+app.add_typer(runs, name="runs")
+app.command()(report)
 
 
 @app.command()

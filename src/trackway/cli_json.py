@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trackway.trace.loggers.comparing import Difference
+    from trackway.trace.loggers.reading import RunRecord
     from trackway.trace.model import Summary, Trajectory
     from trackway.trace.store import InFlight, StoreStatus
 
@@ -167,6 +169,47 @@ def _lasted(rollout: Summary | Trajectory) -> float | None:
 
 def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
     return None if start_ns is None or end_ns is None else (end_ns - start_ns) / 1e9
+
+
+def run_of(record: RunRecord) -> dict[str, Any]:
+    """Give one line of ``runs``."""
+    run, steps = record.run, record.steps
+    return {
+        "run": run.id,
+        "project": run.project,
+        "experiment": run.experiment,
+        "group": run.group,
+        "rank": run.rank,
+        "status": run.status,
+        "started": _iso(int(run.started * 1e9)),
+        "ended": None if run.ended is None else _iso(int(run.ended * 1e9)),
+        "last_step": steps[-1] if steps else None,
+        "steps": len(steps),
+        "results": {name: _or_word(value) for name, value in record.results.items()},
+        "alerts": len(record.alerts),
+        "loggers": {
+            each.name: {
+                "delivered": each.delivered,
+                "pending": each.pending,
+                "refused": each.refused,
+                "finished": each.finished,
+                "error": each.error,
+            }
+            for each in record.loggers
+        },
+        "directory": str(run.directory),
+    }
+
+
+def difference_of(row: Difference) -> dict[str, Any]:
+    """Give one thing in which two runs differ; what one of them has not is left out."""
+    sides = {side: _or_word(getattr(row, side)) for side in ("a", "b") if row.only in (None, side)}
+    return {"name": row.name, **sides}
+
+
+def _or_word(value: Any) -> Any:
+    """The value, or the word for a number that JSON has not: null would say that there is none."""
+    return value if not isinstance(value, float) or value - value == 0 else repr(value)
 
 
 def dumps(value: Any) -> str:

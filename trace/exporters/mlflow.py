@@ -13,16 +13,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from ..log import logger
 from ..model import Trajectory
-from ..printable import without_password
 from .arriving import WholeTraceExporter
 from .mlflow_away import add_rewards
 from .mlflow_errors import explained, is_passing, reason
 from .mlflow_payload import LATER_TAGS, Reward, TracePayload, payload_of
-from .mlflow_store import check_server, embedded_uri, one_transaction, open_store, tracking_uri
+from .mlflow_store import check_server, experiment_id, one_transaction, open_store, tracking_uri
 from .mlflow_views import Views
 from .text import short_name
 
@@ -114,36 +112,8 @@ class MlflowExporter(WholeTraceExporter):
         return payload_of(trajectory, self._config.experiment, self._config.store).size
 
     def _experiment(self, store: Any, project: str) -> str:
-        """Give the id of the experiment that has this name now, made when there is none.
-
-        It is looked up for every call: it may have been renamed, deleted or restored meanwhile.
-        """
-        from mlflow.exceptions import MlflowException
-
-        experiment = store.get_experiment_by_name(project)
-        if experiment is None:
-            try:
-                store.create_experiment(project, artifact_location=self._artifacts(project))
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was first
-                    raise
-            experiment = store.get_experiment_by_name(project)
-        if not experiment.experiment_id:
-            raise NotImplementedError("the answer holds no experiment")
-        if experiment.lifecycle_stage != "active":
-            place = without_password(self._uri)
-            raise RuntimeError(
-                f"the MLflow experiment {project!r} is deleted at {place}; restore it with "
-                f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, "
-                "delete it for good with `mlflow gc`, or choose another project"
-            )
-        return str(experiment.experiment_id)
-
-    def _artifacts(self, project: str) -> str | None:
-        """Keep an embedded database's files beside it; its default is the directory one happens to be in."""
-        if self._uri != embedded_uri(self._config.store):
-            return None
-        return str(self._config.store.absolute() / "mlartifacts" / quote(project, safe=" "))
+        """Look it up for every call: it may have been renamed, deleted or restored meanwhile."""
+        return experiment_id(store, project, self._uri, self._config.store)
 
     def _write(
         self, store: Any, project: str, experiment: str, batch: Sequence[TracePayload]

@@ -13,7 +13,7 @@ from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from ..log import logger
 from ..printable import without_password
@@ -109,6 +109,42 @@ def _first_use(uri: str) -> Iterator[None]:
     finally:
         if lock is not None:
             locks.release(lock)
+
+
+def experiment_id(store: Any, name: str, uri: str, folder: Path) -> str:
+    """Give the id of the experiment that has this name now, made when there is none.
+
+    Args:
+        store: MLflow's, or its client.
+        name: of the experiment.
+        uri: where that store is.
+        folder: of the Trackway store. An embedded database's files are kept beside it; MLflow's default is
+            the directory one happens to be in.
+
+    Raises:
+        RuntimeError: the experiment is deleted.
+    """
+    from mlflow.exceptions import MlflowException
+
+    experiment = store.get_experiment_by_name(name)
+    if experiment is None:
+        embedded = uri == embedded_uri(folder)
+        place = str(folder.absolute() / "mlartifacts" / quote(name, safe=" ")) if embedded else None
+        try:
+            store.create_experiment(name, artifact_location=place)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another process was first
+                raise
+        experiment = store.get_experiment_by_name(name)
+    if not experiment.experiment_id:
+        raise NotImplementedError("the answer holds no experiment")
+    if experiment.lifecycle_stage != "active":
+        raise RuntimeError(
+            f"the MLflow experiment {name!r} is deleted at {without_password(uri)}; restore it with "
+            f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, "
+            "delete it for good with `mlflow gc`, or choose another project"
+        )
+    return str(experiment.experiment_id)
 
 
 @contextmanager

@@ -182,6 +182,6 @@ def _variables(redactor: Redactor) -> dict[str, str]:
     found = {}
     for name, value in sorted(os.environ.copy().items()):
         if name in VARIABLES or name.startswith(PREFIXES):
-            secret = redactor.is_secret_name(name, value)
+            secret = name.startswith("TRACKWAY_WEBHOOK_") or redactor.is_secret_name(name, value)
             found[clean(name)] = MASK if secret else _short(redactor.text(clean(value)))
     return found

@@ -43,7 +43,15 @@ def git(folder: Path, redactor: Redactor) -> dict[str, Any] | None:
     branch = _ask(folder, "symbolic-ref", "--short", "--quiet", "HEAD")
     diff = _ask(folder, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "HEAD")
     others = _ask(
-        folder, "ls-files", "--others", "--exclude-standard", "--directory", "--full-name", "-z", ":/"
+        folder,
+        "ls-files",
+        "--others",
+        "--exclude-standard",
+        "--directory",
+        "--no-empty-directory",
+        "--full-name",
+        "-z",
+        ":/",
     )
     untracked = [] if others is None else [_text(name) for name in others[0].split(b"\0") if name]
     return {

@@ -71,16 +71,16 @@ class _Resolver:
         self._left -= 1
         if self._left < 0:
             return "⟨cut: there is too much of it⟩"
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return self._scalar(value)
         if id(value) in self._above:
             return "⟨itself⟩"
         if len(self._above) >= _DEEPEST:
             return "⟨cut: nested too deep⟩"
         self._above.append(id(value))
         try:
+            if value is None or isinstance(value, (bool, int, float, str)):
+                return self._scalar(value)
             return self._other(value)
-        except Exception as error:  # an object of somebody else's may do anything
+        except Exception as error:  # somebody else's object may do anything, even when asked for its type
             return f"⟨cannot be read: {type(error).__name__}⟩"
         finally:
             self._above.pop()

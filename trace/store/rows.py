@@ -48,6 +48,7 @@ def summary_of(trajectory: Trajectory) -> Summary:
         error=trajectory.error,
         trained_step=trajectory.trained_step,
         discarded=trajectory.discarded,
+        truncated=any(turn.finish_reason in _AT_THE_LIMIT for turn in trajectory.turns),
     )
 
 
@@ -86,7 +87,7 @@ def row_of(trajectory: Trajectory) -> tuple[Any, ...]:
         line.experiment,
         line.trained_step,
         line.discarded,
-        any(turn.finish_reason in _AT_THE_LIMIT for turn in trajectory.turns),
+        line.truncated,
         complete,
         _state(trajectory),
     )
@@ -121,7 +122,7 @@ def summary_from(row: tuple[Any, ...], attempt: int) -> Summary:
     (
         trace_id, named, step, sample_index, rollout_n, _, validate, status, error, reward, rewards, turns,
         generations, tool_calls, tokens, errors, spans, start_ns, end_ns, policy_version, project,
-        experiment, trained_step, discarded, _, _, _,
+        experiment, trained_step, discarded, truncated, _, _,
     ) = row  # fmt: skip
     by_name = {name: _number(value) for name, value in orjson.loads(rewards).items()}
     if reward is None and any(isinstance(value, float) for value in by_name.values()):
@@ -151,4 +152,5 @@ def summary_from(row: tuple[Any, ...], attempt: int) -> Summary:
         error=error,
         trained_step=trained_step,
         discarded=discarded,
+        truncated=bool(truncated),
     )
