@@ -594,3 +594,53 @@ def shows(browser: Browser, address: str) -> None:
     browser.read(browser.page.locator("body"), "val/3/7/0", "<img src=x onerror=alert(1)>**bold**")
     assert browser.said == []
     assert browser.page.locator("img[src=x]").count() == 0
+
+
+# The traces of its rollouts
+
+
+@pytest.mark.parametrize("sync", ["process", "inline"])
+def test_the_traces_of_rollouts_belong_to_the_run_of_their_tracker(blank_mlflow, tmp_path, sync):
+    (tmp_path / "store").mkdir()
+    place = make(tmp_path / "store", blank_mlflow)
+    experiment = place.client.create_experiment("math")
+    named = place.client.create_run(experiment).info.run_id
+    done = run(
+        tmp_path,
+        f"""
+        trackway.configure(store="store", backend="mlflow", sync="{sync}", project="math")
+
+        def rollout(number, **more):
+            with trajectory(step=1, sample_index=number, **more):
+                call(number)
+
+        rollout(1)
+        outer = trackway.Tracker("mlflow", project="math")
+        rollout(2, run_id="{named}")
+        with trackway.Tracker("mlflow", project="math", experiment="first") as first:
+            rollout(3)
+        rollout(4)
+        outer.finish()
+        with trackway.Tracker("console", project="math"):
+            rollout(5)
+        with trackway.Tracker("mlflow", project="math", mlflow={{"tracking_uri": "sqlite:///other.db"}}):
+            rollout(6)
+        trackway.shutdown()
+        print(outer.run.id, first.run.id)
+        """,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    outer, first = (
+        json.loads((place.store / "runs" / name / "mlflow.json").read_text())["state"]["run_id"]
+        for name in done.stdout.split()[-2:]
+    )
+
+    def linked() -> dict[str, str | None]:
+        infos = [each.info for each in place.client.search_traces(locations=[experiment])]
+        return {each.tags["sample_index"]: each.trace_metadata.get("mlflow.sourceRun") for each in infos}
+
+    wait_until(lambda: len(linked()) == 6)
+    assert linked() == {"1": None, "2": named, "3": first, "4": outer, "5": None, "6": None}
+    found = place.client.search_traces(locations=[experiment], run_id=first)
+    assert [each.info.tags["sample_index"] for each in found] == ["3"]

@@ -75,10 +75,14 @@ def run(folder: Path, model: Path, trainer: str, overrides: list[str], **environ
     return Ran(json.loads((folder / "out.json").read_text()), folder, done.stdout)
 
 
-def run_traced(folder: Path, model: Path, trainer: str, *overrides: str) -> Ran:
+def run_traced(folder: Path, model: Path, trainer: str, *overrides: str, **environment: str) -> Ran:
     """Run, and wait until everything has arrived in a database that did not exist before."""
-    uri = f"sqlite:///{folder / 'mlruns.db'}"
-    variables = {"TRACKWAY_VERL": "1", "TRACKWAY_STORE": str(folder / "store"), "MLFLOW_TRACKING_URI": uri}
+    variables = {
+        "TRACKWAY_VERL": "1",
+        "TRACKWAY_STORE": str(folder / "store"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlruns.db'}",
+        **environment,
+    }
     try:
         ran = run(folder, model, trainer, [*TRACED, *overrides], **variables)
         wait_until(lambda: not is_followed(ran.store))
@@ -101,8 +105,10 @@ def v0(model, tmp_path_factory) -> tuple[Ran, Ran]:
 
 @pytest.fixture(scope="module")
 def v1(model, tmp_path_factory) -> tuple[Ran, Ran]:
+    """Give a run without and one with tracing and our tracking in place of verl's."""
     folder = tmp_path_factory.mktemp("v1")
-    return run(folder / "plain", model, "v1", []), run_traced(folder / "traced", model, "v1")
+    traced = run_traced(folder / "traced", model, "v1", TRACKWAY_VERL_TRACKING="1")
+    return run(folder / "plain", model, "v1", []), traced
 
 
 def traces(ran: Ran) -> dict[tuple[int, int, int, bool], Any]:
@@ -220,6 +226,7 @@ def test_all_traces_are_linked_to_the_run_of_the_trainers_logger(trainer, reques
     (experiment,) = [item for item in client.search_experiments() if item.name == "verl-tests"]
     (logged,) = client.search_runs([experiment.experiment_id])
     assert client.get_metric_history(logged.info.run_id, "reward")
+    assert ("trackway.run" in logged.data.tags) == (trainer == "v1")  # whose logger wrote it
     assert {trace.info.request_metadata.get("mlflow.sourceRun") for trace in traces(ran).values()} == {
         logged.info.run_id
     }

@@ -52,6 +52,8 @@ class _Active:
             self.recorder.writer.close(SHUTDOWN)
             raise
         if config.backend and config.sync == "inline":
+            for backend in config.backend:
+                exporters.preload(backend)
             self._export = threading.Thread(target=self._export_here, name="trackway-sync", daemon=True)
             self._export.start()
         supervise()

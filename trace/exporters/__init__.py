@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -40,6 +41,15 @@ def _is_installed(package: str) -> bool:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # nor is the one around it
         return False
+
+
+def preload(backend: str) -> None:
+    """Import what a backend of our own needs, before a thread does.
+
+    Where two threads import parts of one large package at once, Python may fail in either of them.
+    """
+    if backend in _PACKAGES:
+        importlib.import_module(_PACKAGES[backend])
 
 
 def announce(backend: str, config: TraceConfig) -> None:

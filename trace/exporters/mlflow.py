@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..log import logger
@@ -65,6 +66,7 @@ class MlflowExporter(WholeTraceExporter):
         self._uri = tracking_uri(config.store, config.tracking_uri)
         self._store: Any = None
         self._unknown_runs: set[str] = set()
+        self._runs: dict[str, str | None] = {}
         self._views = Views()
         self.sent_bytes = 0
 
@@ -88,7 +90,8 @@ class MlflowExporter(WholeTraceExporter):
         projects: dict[str, dict[str, TracePayload]] = {}
         for trajectory in trajectories:
             try:
-                payload = payload_of(trajectory, self._config.experiment, self._config.store)
+                linked = replace(trajectory, run_id=trajectory.run_id or self._run_of(trajectory.run))
+                payload = payload_of(linked, self._config.experiment, self._config.store)
             except Exception as error:
                 refused[trajectory.trace_id] = reason(error)
             else:
@@ -110,6 +113,14 @@ class MlflowExporter(WholeTraceExporter):
     def size_of(self, trajectory: Trajectory) -> int:
         """Give the bytes of the spans that MLflow would get, as ``sent_bytes`` counts them."""
         return payload_of(trajectory, self._config.experiment, self._config.store).size
+
+    def _run_of(self, run: str | None) -> str | None:
+        """Give the run of MLflow that stands for the tracker's run that was going on."""
+        from ..loggers.linked import run_at
+
+        if run is not None and run not in self._runs:
+            self._runs[run] = run_at(self._config.store, run, self._uri)
+        return None if run is None else self._runs[run]
 
     def _experiment(self, store: Any, project: str) -> str:
         """Look it up for every call: it may have been renamed, deleted or restored meanwhile."""

@@ -34,7 +34,8 @@ def names(value: Any, written: str = "loggers") -> tuple[str, ...]:
     Raises:
         ConfigError: a name is unknown, or there is none.
     """
-    expected = f"one or several of {', '.join(known())}"
+    installed = known()
+    expected = f"one or several of {', '.join(installed)}"
     if isinstance(value, str):
         text = value.strip()
         if text[:1] in "[(" and text[-1:] in "])":
@@ -43,7 +44,7 @@ def names(value: Any, written: str = "loggers") -> tuple[str, ...]:
     if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
         raise ConfigError(f"{written}={show(value)} is not allowed; expected {expected}")
     items = list(value)
-    allowed = {name.casefold(): name for name in known()}
+    allowed = {name.casefold(): name for name in installed}
     found: dict[str, None] = {}
     for item in items:
         if not isinstance(item, str) or item.strip().casefold() not in allowed:
@@ -92,7 +93,8 @@ def prepare(
         offline: see ``ExperimentLogger.check``.
 
     Returns:
-        What opens it, given a run; and those of the settings that may be kept on a disk.
+        What opens it, given a run; and those of the checked settings that may be kept on a disk, for
+        whoever goes on with the run somewhere else.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
@@ -108,8 +110,9 @@ def prepare(
                 f"{name}: there is no setting {show(key)}{nearest(str(key), logger.settings)}; "
                 f"{_listed(logger.settings)}"
             )
-    kept = {key: value for key, value in settings.items() if key not in logger.secrets}
-    return partial(logger, **logger.check(settings, offline=offline)), resolved(kept)
+    checked = logger.check(settings, offline=offline)
+    kept = {key: value for key, value in checked.items() if key not in logger.secrets}
+    return partial(logger, **checked), resolved(kept)
 
 
 def _listed(settings: Collection[str]) -> str:

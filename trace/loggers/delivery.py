@@ -58,6 +58,7 @@ class Delivery:
         self._run = replace(run, kept=kept.get("state", {}))
         self._logger: ExperimentLogger | None = None
         self._saved = 0.0
+        self._unsaved = False
         self._idle = True
         self._status: Status = "finished"
         self._deadline = float("inf")
@@ -115,6 +116,8 @@ class Delivery:
                 if through:
                     self.close(self._status)
                 break
+            if self._unsaved and not self._wake.wait(_SAVE):
+                self._save()
             self._wake.wait()
         self._save()
 
@@ -131,6 +134,7 @@ class Delivery:
             try:
                 if self._logger is None:
                     self._logger = self._make(self._run)
+                    self._save()  # others look there for what the run is called at the destination
                 while self._some(self._logger):
                     self._idle = False
                 if self._offset != before:
@@ -194,6 +198,7 @@ class Delivery:
 
     def _done(self, record: Record) -> None:
         self._offset = record.end
+        self._unsaved = True
         self.delivered += record.kind not in _OURS
 
     def _pause(self, seconds: float) -> bool:
@@ -222,7 +227,7 @@ class Delivery:
         self.error = text
 
     def _save(self) -> None:
-        self._saved = time.monotonic()
+        self._saved, self._unsaved = time.monotonic(), False
         state = self._logger.state if self._logger is not None else self._run.kept
         data = {
             "offset": self._offset,

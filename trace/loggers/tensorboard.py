@@ -75,7 +75,10 @@ class TensorboardLogger(ExperimentLogger):
         seconds = settings.get("flush_seconds", FLUSH)
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
             raise wrong("tensorboard.flush_seconds", seconds, "a number of seconds, at least 0")
-        return dict(settings)
+        checked = dict(settings)
+        if place is not None:  # a relative path counts from where the run begins
+            checked["dir"] = str(Path(place).expanduser().absolute())
+        return checked
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Write scalars."""

@@ -81,7 +81,7 @@ class TrackioLogger(ExperimentLogger):
                 f"trackio.dir={show(str(place))} comes too late: trackio was imported before, and keeps "
                 f"everything in {used}; set the variable TRACKIO_DIR for the whole program"
             )
-        return dict(settings)
+        return dict(settings) if wanted is None else {**settings, "dir": str(wanted)}
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Write a row of numbers."""

@@ -10,15 +10,19 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ...capture import runtime
 from ...capture.recorder import Recorder
-from ...config import load_config
+from ...exporters.mlflow_store import tracking_uri
 from ...log import logger
+from ...loggers.linked import mlflow_run
 from ...printable import without_password
 from .hooks import replace
+
+if TYPE_CHECKING:
+    from ...loggers import Tracker
 
 _NAMESPACE = b"trackway"
 
@@ -43,10 +47,22 @@ def _telling(original: Callable[..., None]) -> Callable[..., None]:
 def _tell(mlflow: Any) -> None:
     run = mlflow.active_run()
     if run is not None:
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri()
-        facts = {"run_id": run.info.run_id, "tracking_uri": uri}
-        kv = _ray_kv()
-        kv._internal_kv_put(_key(), json.dumps(facts).encode(), True, namespace=_NAMESPACE)
+        _publish(run.info.run_id, os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri())
+
+
+def tell_of(tracker: Tracker) -> None:
+    """Tell the workers which run of MLflow our tracker writes to, as soon as that has begun."""
+    try:
+        found = mlflow_run(tracker.run.directory)
+        if found is not None:
+            _publish(*found)
+    except Exception as error:
+        logger().warning("traces will not be linked to the MLflow run of trainer.logger: %s", error)
+
+
+def _publish(run_id: str, uri: str) -> None:
+    facts = json.dumps({"run_id": run_id, "tracking_uri": uri}).encode()
+    _ray_kv()._internal_kv_put(_key(), facts, True, namespace=_NAMESPACE)
 
 
 class _Link:
@@ -92,14 +108,17 @@ def _ask(link: _Link, worker: Any, recorder: Recorder) -> None:
         return
     link.settled = True
     found = json.loads(facts)
-    theirs, ours = found["tracking_uri"], recorder.config.tracking_uri
-    if load_config(environ={}, tracking_uri=theirs).tracking_uri == ours:
+    store = recorder.config.store
+    theirs, ours = (
+        without_password(tracking_uri(store, uri))
+        for uri in (found["tracking_uri"], recorder.config.tracking_uri)
+    )
+    if theirs == ours:
         link.run_id = found["run_id"]
         return
     recorder.warn_once(
         "run",
-        f"trainer.logger=mlflow logs to {without_password(theirs)}, and traces go to "
-        f"{without_password(ours or 'the database in the store')}: they are not linked to its run. "
+        f"trainer.logger=mlflow logs to {theirs}, and traces go to {ours}: they are not linked to its run. "
         "Set MLFLOW_TRACKING_URI to have both in one place",
     )
 

@@ -38,8 +38,7 @@ def change_tracking(module: ModuleType) -> None:
 class _Tracking:
     """Takes the place of ``verl.utils.tracking.Tracking``.
 
-    What we have a logger for goes through one ``Tracker``; the others (``mlflow``, ``clearml``, …) stay
-    verl's own.
+    What we have a logger for goes through one ``Tracker``; the others (``clearml``, …) stay verl's own.
 
     Attributes:
         logger: what writes, by name of the backend.
@@ -82,6 +81,8 @@ class _Tracking:
             if trainer.get("default_local_dir"):
                 # Who goes on from there goes on with this run.
                 self._tracker.save_id(str(trainer["default_local_dir"]))
+            if "mlflow" in ours:
+                runs.tell_of(self._tracker)
             _latest[:] = [self._tracker]
             self.logger.update(dict.fromkeys(ours, self))
 
