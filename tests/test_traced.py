@@ -140,6 +140,19 @@ def test_the_instance_is_no_argument_of_a_recorded_method() -> None:
     assert span.inputs == {"number": 3}
 
 
+def test_a_class_that_inherits_from_a_traced_one_is_traced_as_well() -> None:
+    @traced
+    class Child(traced(Worker)):  # type: ignore[misc]
+        def method(self, more: int) -> Any:
+            return super().method(more), tool("child")
+
+    with recording() as rec:
+        assert far(Child().method, 1) == (2, "child")
+        assert far(Child().inherited) == far(traced(Child)().inherited) == "inherited"
+        found = [[span.inputs["argument"] for span in item.spans[1:]] for item in rec.trajectories()]
+    assert sorted(map(str, found)) == ["['inherited']", "['inherited']", "[1, 'child']"]
+
+
 def test_an_abstract_class_stays_abstract() -> None:
     class Shape(ABC):
         @abstractmethod

@@ -84,6 +84,33 @@ def test_a_password_does_not_go_where_verl_prints_it(tmp_path):
     assert "secret" not in json.dumps(found["variables"])
 
 
+def test_secrets_of_the_loggers_do_not_go_there_either(tmp_path):
+    secrets = {
+        "TRACKWAY_EMAIL_PASSWORD": "sesame",
+        "TRACKWAY_WEBHOOK_URL": "http://127.0.0.1/sesame",
+        "TRACKWAY_WEBHOOK_HEADERS": '{"Authorization": "sesame"}',
+    }
+    found, _ = look(tmp_path, TRACKWAY_VERL="1", **secrets)
+    assert "sesame" not in json.dumps(found["variables"])
+
+
+def test_a_store_below_the_home_directory_is_handed_on_as_it_is_read(tmp_path):
+    found, _ = look(tmp_path, TRACKWAY_VERL="1", TRACKWAY_STORE="~/kept", HOME=str(tmp_path))
+    assert found["variables"]["TRACKWAY_STORE"] == str(tmp_path / "kept")
+
+
+def test_who_only_asks_whether_a_module_exists_leaves_it_to_be_traced(tmp_path):
+    asking = """
+import importlib.util, json
+import verl
+assert importlib.util.find_spec("verl.tools.function_tool") is not None
+from verl.tools.function_tool import FunctionTool
+print(json.dumps(FunctionTool.call.__code__.co_filename))
+"""
+    found, _ = look(tmp_path, asking, TRACKWAY_VERL="1")
+    assert found.endswith("trace/integrations/verl/tools.py")
+
+
 def test_by_hand_and_again_does_the_same_and_the_workers_are_told(tmp_path):
     by_hand = f"import verl, {OURS} as t\nt.install(); t.install()\n{LOOK}"
     found, _ = look(tmp_path, by_hand)
@@ -115,6 +142,37 @@ except RuntimeError as error:
 """
     words, _ = look(tmp_path, late)
     assert "verl.experimental.agent_loop.tool_agent_loop" in words and "TRACKWAY_VERL=1" in words
+
+
+def test_too_late_is_also_who_only_took_the_settings_or_the_block(tmp_path):
+    late = f"""
+import json, sys
+sys.modules["forbidden"] = None
+import verl
+import {OURS} as t
+import verl.utils.rollout_trace
+t.install()  # in time, since nobody uses it
+del sys.modules["verl.utils.rollout_trace"], verl.utils.rollout_trace
+from verl.utils.rollout_trace import RolloutTraceConfig
+try:
+    t.install()
+except RuntimeError as error:
+    print(json.dumps(str(error)))
+"""
+    words, _ = look(tmp_path, late)
+    assert "__main__" in words and "forbidden" not in words
+
+
+def test_an_odd_value_for_the_tracking_leaves_verls_and_says_so(tmp_path):
+    asking = """
+import json
+import verl
+from verl.utils.tracking import Tracking
+print(json.dumps(Tracking.__module__))
+"""
+    found, done = look(tmp_path, asking, TRACKWAY_VERL="1", TRACKWAY_VERL_TRACKING="false")
+    assert found == "verl.utils.tracking"
+    assert "TRACKWAY_VERL_TRACKING='false' is neither 0 nor 1" in done.stderr
 
 
 def test_a_part_that_another_verl_does_not_have_is_said_and_the_rest_is_traced(tmp_path):

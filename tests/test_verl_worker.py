@@ -124,6 +124,27 @@ def test_what_fills_up_a_validation_batch_and_is_thrown_away_is_not_recorded(tmp
         assert keys(recorded(tmp_path / "store")) == ["val/1/3/0", "val/1/4/0", "val/1/5/0"]
 
 
+def test_rows_that_are_made_of_a_filled_up_batch_are_no_copies(tmp_path, workers):
+    from verl import protocol
+
+    batch, _ = protocol.pad_dataproto_to_divisor(rows([3, 4, 5]), 2)
+    with tracing(tmp_path / "store"):
+        generate(workers, batch, n=3)
+        generate(workers, protocol.unpad_dataproto(batch, 1), n=4, step=2)
+        found = keys(recorded(tmp_path / "store"))
+    again = [f"1/3/{n}@1" for n in range(3)]
+    first = [f"1/{sample}/{n}" for sample in (3, 4, 5) for n in range(3)]
+    second = [f"2/{sample}/{n}" for sample in (3, 4, 5) for n in range(4)]
+    assert Counter(found) == Counter([*first, *again, *second])
+
+
+def test_a_column_of_the_data_set_is_not_taken_for_the_number_of_a_session(tmp_path, workers):
+    batch = rows([3, 4], session_id=["a talk", "a talk"], global_steps=["x", "y"])
+    with tracing(tmp_path / "store"):
+        generate(workers, batch, n=2)
+        assert keys(recorded(tmp_path / "store")) == ["1/3/0", "1/3/1", "1/4/0", "1/4/1"]
+
+
 def test_the_greedy_baseline_of_remax_stands_beside_the_samples_of_its_prompt(tmp_path, worker):
     import numpy as np
     from verl import DataProto
@@ -262,6 +283,50 @@ def test_tools_that_agents_call_themselves_are_spans_too(tmp_path, agent):
         ("recall", "ok", {"word": "five"}, "five it was"),
         ("recall", "error", {"word": "nothing"}, None),
     ]
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "9" * 5_000], ids=["deep", "long"])
+def test_arguments_that_python_cannot_read_are_not_in_the_way_of_verls_answer(tmp_path, agent, arguments):
+    with tracing(tmp_path / "store"):
+        assert "Unknown function 'fly'" in _call_tool(agent, "fly", arguments).text
+        assert "Unknown function ''" in _call_tool(agent, "", arguments).text
+        spans = [span for item in recorded(tmp_path / "store") for span in tools(item)]
+    assert Counter((span.name, span.status) for span in spans) == {("fly", "error"): 1, ("tool", "error"): 1}
+
+
+class Picky:
+    """An answer of a tool's own kind, of which not everything can be read."""
+
+    text = "said"
+
+    @property
+    def image(self) -> Any:
+        raise ZeroDivisionError("no picture")
+
+
+def test_an_answer_that_cannot_be_read_reaches_the_agent(tmp_path, agent, monkeypatch):
+    from verl.tools.base_tool import BaseTool
+    from verl.utils.rollout_trace import rollout_trace_attr
+
+    class Own(BaseTool):
+        def __init__(self) -> None:
+            self.name = "own"
+
+        async def execute(self, instance_id: str, parameters: Any, **kwargs: Any) -> Any:
+            return parameters["answer"]
+
+    async def main() -> None:
+        answers = [Picky(), (Picky(), 0.5, {}), None, ("text", object(), object())]
+        with rollout_trace_attr(1, 1, 0):
+            for answer in answers:
+                assert await Own().execute("id", {"answer": answer}) is answer
+
+    monkeypatch.setenv("TRACKWAY_STRICT", "0")
+    with tracing(tmp_path / "store"):
+        asyncio.run(main())
+        (found,) = recorded(tmp_path / "store")
+    assert [(span.name, span.status) for span in tools(found)] == [("own", "ok")] * 4
+    assert [len(span.attributes.get(semconv.NOTES, ())) for span in tools(found)] == [1, 1, 0, 0]
 
 
 # Rewards and versions

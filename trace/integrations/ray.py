@@ -115,6 +115,8 @@ def _submitting(submit: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _with_room(signature: inspect.Signature) -> inspect.Signature:
     parameters = list(signature.parameters.values())
+    if _CARRIER in signature.parameters:
+        return signature  # a method that a class inherits from a traced one
     room = inspect.Parameter(_CARRIER, inspect.Parameter.KEYWORD_ONLY, default=None)
     at = len(parameters)
     if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:

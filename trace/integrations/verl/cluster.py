@@ -15,6 +15,7 @@ from ...config import TraceConfig
 from ...printable import without_password
 from .hooks import replace
 
+_SECRETS = ("TRACKWAY_EMAIL_PASSWORD", "TRACKWAY_WEBHOOK_URL", "TRACKWAY_WEBHOOK_HEADERS")
 _OTHERS = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")
 
 
@@ -41,9 +42,15 @@ def _ours() -> dict[str, str]:
         if (name.startswith("TRACKWAY_") or name in _OTHERS) and value
     }
     # verl prints this environment, and Ray's dashboard shows it.
-    found = {name: value for name, value in found.items() if without_password(value) == value}
+    found = {name: value for name, value in found.items() if not _is_secret(name, value)}
     found["TRACKWAY_VERL"] = "1"  # also where install() was called by hand
     # Workers have directories of their own as their current ones.
     store = found.get("TRACKWAY_STORE")
-    found["TRACKWAY_STORE"] = str(TraceConfig().store if store is None else Path(store).absolute())
+    found["TRACKWAY_STORE"] = str(
+        TraceConfig().store if store is None else Path(store).expanduser().absolute()
+    )
     return found
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return name in _SECRETS or without_password(value) != value

@@ -16,7 +16,7 @@ from ...capture import runtime
 from .hooks import replace
 
 _ROWS = "trackway_rows"
-"""In a batch's ``meta_info``: how many of its rows, the first ones, are no copies."""
+"""In a batch's ``meta_info``: how many of its rows, the first ones, are no copies, and how many it has."""
 
 
 class Part(NamedTuple):
@@ -45,7 +45,7 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
     def pad_dataproto_to_divisor(data: Any, *args: Any, **kwargs: Any) -> Any:
         padded, size = original(data, *args, **kwargs)
         if size:
-            padded.meta_info = {**padded.meta_info, _ROWS: len(data)}
+            padded.meta_info = {**padded.meta_info, _ROWS: (len(data), len(padded))}
         return padded, size
 
     return pad_dataproto_to_divisor
@@ -57,7 +57,7 @@ def dealt(original: Callable[..., Any]) -> Callable[..., Any]:
     async def generate_sequences(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         part = None
         try:
-            part = _part_of(batch)
+            part = _part_of(self, batch)
         except Exception as error:
             recorder = runtime.started()
             if recorder is not None:
@@ -71,7 +71,7 @@ def dealt(original: Callable[..., Any]) -> Callable[..., Any]:
     return generate_sequences
 
 
-def _part_of(batch: Any) -> Part | None:
+def _part_of(worker: Any, batch: Any) -> Part | None:
     columns = batch.non_tensor_batch
     places, index = columns.get("priority"), columns.get("index")
     # verl numbers all rows of a batch before it deals them out. A column of the user's own holds objects.
@@ -80,7 +80,10 @@ def _part_of(batch: Any) -> Part | None:
     run = 0
     if index is not None:
         run = next((place for place, item in enumerate(index) if item != index[0]), len(index))
-    return Part(int(places[0]), run, batch.meta_info.get(_ROWS))
+    rows, size = batch.meta_info.get(_ROWS) or (None, 0)
+    # What was said of a batch stays with all that is made of it, such as a longer one.
+    is_whole = size == len(batch) * worker.rollout_config.agent.num_workers
+    return Part(int(places[0]), run, rows if is_whole else None)
 
 
 def place_of(row: Mapping[str, Any]) -> tuple[Part, int] | None:

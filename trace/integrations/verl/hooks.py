@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -37,16 +36,20 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        work = self.waiting.pop(fullname, None)
-        if work is None:
+        if fullname not in self.waiting:
             return None
-        spec = importlib.util.find_spec(fullname)  # which the others answer
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                _do(work, module)
+                # Not earlier: who asks for a spec may only want to know whether the module exists.
+                work = self.waiting.pop(fullname, None)
+                if work is not None:
+                    _do(work, module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -35,13 +35,18 @@ def true_name(
         name["step"] = None  # verl's word for a step that nobody told, as in fully asynchronous training
     named = _is_named(row)
     name["sample_index"] = _sample(worker, given, row) if named else _prompt(given, row)
-    if "session_id" in row:
+    if has_sessions(worker):
         # The default trainer gives all sessions of a prompt the same trajectory.
         name["step"] = row.get("global_steps", name["step"])
         name["rollout_n"] = row["session_id"]
     else:
         name["rollout_n"] = _number(worker, sampling, given, row, named)
     return name
+
+
+def has_sessions(worker: Any) -> bool:
+    """Say whether it is a worker of the default trainer; a data set may have a ``session_id`` as well."""
+    return hasattr(worker, "_run_prompt")
 
 
 def _is_named(row: Mapping[str, Any]) -> bool:

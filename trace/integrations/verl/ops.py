@@ -33,7 +33,7 @@ def _decorate(func: Any) -> Any:
         return type(func)(_decorate(func.__func__))
     names = _parameters(func)
     waits = inspect.iscoroutinefunction(func)
-    if waits and func.__name__ == "execute" and {"instance_id", "parameters"} <= names:
+    if waits and getattr(func, "__name__", "") == "execute" and {"instance_id", "parameters"} <= names:
         return traced_tool(func)
     if waits and "responses_ids" in names:
         return _parser(func)
@@ -110,7 +110,7 @@ def _parser(func: Any) -> Any:
         call = None
         if tracing():
             # The ids that it looks at stand on the generation before it, the tools' schemas in the prompt.
-            call = begin("other", func.__qualname__, {})
+            call = begin("other", getattr(func, "__qualname__", ""), {})
         if call is None:
             return await func(*args, **kwargs)
         call.enter()

@@ -19,7 +19,13 @@ def begin(kind: Kind, name: str, arguments: Mapping[str, Any]) -> Call | NotSamp
         None when the call is not recorded.
     """
     recorder = runtime.get()
-    return None if recorder is None else recorder.begin(_target(kind, name), (), dict(arguments))
+    if recorder is None:
+        return None
+    try:
+        return recorder.begin(_target(kind, name), (), dict(arguments))
+    except Exception as error:
+        recorder.trouble("could not record a call", error)
+        return None
 
 
 @lru_cache(maxsize=256)  # names of tools may be a model's inventions

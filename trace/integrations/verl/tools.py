@@ -113,8 +113,9 @@ def _called(original: Callable[..., Any]) -> Callable[..., Any]:
     async def call_tool(self: Any, tool_call: Any, *args: Any, **kwargs: Any) -> Any:
         call = None
         if tracing():
-            arguments, wrong = _arguments(tool_call.arguments)
-            call = begin("tool", tool_call.name, arguments)
+            arguments, wrong = _arguments(getattr(tool_call, "arguments", None))
+            # A name may be anything that a model says, nothing as well.
+            call = begin("tool", str(getattr(tool_call, "name", "") or "tool"), arguments)
         if call is None:
             return await original(self, tool_call, *args, **kwargs)
         running = _Running()
@@ -140,7 +141,7 @@ def _arguments(text: Any) -> tuple[dict[str, Any], Exception | None]:
     """Give a model's arguments by name, and why they cannot be read."""
     try:
         arguments = json.loads(text)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         return {"arguments": text}, error
     return (arguments if isinstance(arguments, dict) else {"arguments": arguments}), None
 
@@ -161,15 +162,19 @@ def _failure(name: str, result: Any, wrong: Exception | None, raised: Exception 
 
 def _finish(call: Call | NotSampled, result: Any, error: Exception | None) -> None:
     """End the span of a call: its result is the text that it gave, where there are no pictures beside it."""
+    if isinstance(call, NotSampled):
+        return
     answer = result
     if isinstance(result, tuple) and len(result) == 3:
         answer, reward, metrics = result
-        if isinstance(call, Call):
-            call.recorder.guard(_note, call, reward, metrics)
-    text = _text(answer)
-    if text is not None and not getattr(answer, "image", None) and not getattr(answer, "video", None):
-        answer = text
-    if error is None or isinstance(call, NotSampled):
+        call.recorder.guard(_note, call, reward, metrics)
+    try:
+        text = _text(answer)
+        if text is not None and not getattr(answer, "image", None) and not getattr(answer, "video", None):
+            answer = text
+    except Exception as failed:  # of an object of the tool's own
+        call.note(f"the text of the answer is not known: {type(failed).__name__}")
+    if error is None:
         call.succeed(answer)
     else:
         call.fail(error, answer)

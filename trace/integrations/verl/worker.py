@@ -10,7 +10,7 @@ from ...capture import runtime
 from ...capture.rollouts import annotate, reward
 from .dealing import dealt, is_copy
 from .hooks import replace
-from .naming import true_name
+from .naming import has_sessions, true_name
 from .rollout import facts_of_rollout
 from .runs import run_of
 from .settings import tracing
@@ -37,7 +37,7 @@ def _named(original: Callable[..., Any]) -> Callable[..., Any]:
             return await original(self, sampling_params, trajectory, trace=trace, **row)
         facts = None
         # The default trainer says no to all of its rollouts, of which it knows the session.
-        traced = trace or "session_id" in row
+        traced = trace or has_sessions(self)
         try:
             traced = traced and not is_copy(row)
             trajectory = true_name(self, sampling_params, trajectory, row)
