@@ -567,6 +567,7 @@ def attach_elsewhere(store: str, experiment: str, project: str) -> None:
     trackway.shutdown()
 
 
+@pytest.mark.slow
 def test_mlflow_shows_what_was_said_before_while_and_after_a_rollout_ran(mlflow: Mlflow) -> None:
     attach("1/17/0", rewards={"early": 1.0})
     mlflow.sync()
@@ -662,6 +663,7 @@ def test_feedback_of_people_outlives_what_is_attached_later(mlflow: Mlflow) -> N
     assert (status.recorded, status.exported, status.pending, status.dropped) == (9, 5, 4, 0)
 
 
+@pytest.mark.slow
 def test_many_processes_attach_to_one_rollout(tmp_path: Path) -> None:
     trackway.configure(store=tmp_path / "store", sync="off")
     record()

@@ -491,6 +491,7 @@ def test_a_pipe_gets_no_escape_and_nothing_that_steers(store: Path) -> None:
     assert r"[red]x[/INST]\x1b[2J\x9b\rEVIL\u202e" in re.sub(r"\n\s*│ ", "", shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env",
     [
@@ -551,6 +552,7 @@ def test_a_closed_pipe_is_no_error(store: Path, tmp_path: Path) -> None:
         assert child.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     "args",

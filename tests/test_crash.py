@@ -69,6 +69,7 @@ SUDDEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", SUDDEN)
 def test_an_end_without_python_costs_at_most_the_last_moment(tmp_path: Path, end: str) -> None:
     how, code = SUDDEN[end]
@@ -151,6 +152,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_an_end_that_python_sees_loses_nothing_and_stays_what_it_was(tmp_path: Path, end: str) -> None:
     how, code, complaint = ENDS[end]
@@ -174,6 +176,7 @@ def test_an_end_that_python_sees_loses_nothing_and_stays_what_it_was(tmp_path: P
     assert (status.recorded, status.dropped) == (1020, 0)
 
 
+@pytest.mark.slow
 def test_an_interrupt_during_a_walk_of_the_garbage_collector_reaches_the_program(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -270,6 +273,7 @@ time.sleep(0.1)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(7)", 7)], ids=["end", "exit"])
 def test_work_in_flight_when_the_interpreter_ends_is_written_or_counted(
     tmp_path: Path, end: str, code: int

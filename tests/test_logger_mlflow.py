@@ -599,6 +599,7 @@ def shows(browser: Browser, address: str) -> None:
 # The traces of its rollouts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["process", "inline"])
 def test_the_traces_of_rollouts_belong_to_the_run_of_their_tracker(blank_mlflow, tmp_path, sync):
     (tmp_path / "store").mkdir()

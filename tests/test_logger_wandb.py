@@ -143,6 +143,7 @@ def once(tmp_path_factory):
     return found, out.split()
 
 
+@pytest.mark.slow
 def test_no_step_is_lost_and_none_is_given_to_another(once):
     found, _ = once
     assert found.values("loss") == [(10, 0.5), (11, 0.4), (9, 0.6), (12, 0.2), (20, 0.1)]

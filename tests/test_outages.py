@@ -79,6 +79,7 @@ def free(): limit(resource.RLIM_INFINITY)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disk", [pytest.param("disk", marks=needs_mount), "limit"])
 @pytest.mark.parametrize("end", ["room", "killed"])
 def test_a_full_disk_costs_what_is_counted_and_recording_goes_on_when_there_is_room(
@@ -271,6 +272,7 @@ STUCK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", STUCK)
 @pytest.mark.parametrize(
     "end", ["trackway.shutdown(0.5)", "now = trackway.flush(0.3); trackway.shutdown(0.2)"]

@@ -130,6 +130,7 @@ def all_doing(store: Store, number: int) -> list[InFlight]:
 # --- what runs now ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_runs_is_listed_with_what_it_does_and_after_a_kill_as_died(
     tmp_path: Path, cli: Cli, processes: list[subprocess.Popen[Any]]
 ) -> None:
@@ -193,6 +194,7 @@ def test_what_runs_is_listed_with_what_it_does_and_after_a_kill_as_died(
     store.close()
 
 
+@pytest.mark.slow
 def test_a_hung_attempt_is_listed_beside_the_one_that_replaced_it(
     tmp_path: Path, processes: list[subprocess.Popen[Any]], cli: Cli
 ) -> None:
@@ -435,6 +437,7 @@ def test_each_writer_is_described(tmp_path: Path, cli: Cli) -> None:
     assert before - 10**8 < wrote[ended["name"]] <= wrote[alive["name"]] <= time.time_ns()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "died"),
     [
@@ -683,6 +686,7 @@ def assert_left_clean(terminal: Terminal) -> None:
     assert termios.tcgetattr(terminal._theirs) == terminal.modes
 
 
+@pytest.mark.slow
 def test_watching_a_store_come_grow_vanish_and_come_back(
     tmp_path: Path, terminal: Callable[..., Terminal], processes: list[subprocess.Popen[Any]]
 ) -> None:

@@ -275,6 +275,7 @@ def test_what_a_logger_missed_is_caught_up(fakes, caplog):
     assert (fakes.told(), fakes.told("other")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [[], ["alert"], ["config", "alert"]])
 def test_nothing_is_given_up_as_refused_while_nobody_answers(fakes, after):
     # `plain` does nothing about alerts, so that it takes one also while it is away.
@@ -311,6 +312,7 @@ def test_a_logger_that_comes_back_while_the_run_goes_on_gets_what_it_missed(fake
     assert fakes.told()[-1] == ["finish", "finished"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "status"),
     [

@@ -894,6 +894,7 @@ def test_flush_in_the_same_process_leaves_nothing_pending_of_a_step_that_goes_on
     assert sizes[1] <= 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "most"),
     [
