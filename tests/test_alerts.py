@@ -475,3 +475,26 @@ def test_the_code_of_the_docs_runs(tmp_path, monkeypatch, capsys):
     exec(mail, names)
     monkeypatch.setenv("TRACKWAY_EMAIL_PASSWORD", "x")
     assert EmailLogger.check(names["mail"], offline=False)["tls"] == "starttls"
+
+
+def test_a_rule_whose_metric_never_comes_is_said_to_watch_nothing(tmp_path, caplog):
+    rules = ["kl > 0.5", "los > 3", "reward/mean < 0.1", "isnan(nothing/like/it)"]
+    with Tracker("console", store=tmp_path, alerts=rules) as tracker:
+        for step in range(19):
+            tracker.log_metrics({"actor/ppo_kl": 0.1, "loss": 1.0}, step)
+        tracker.flush()
+        assert "was not logged so far" not in caplog.text
+        for step in range(19, 40):
+            tracker.log_metrics({"actor/ppo_kl": 0.1, "loss": 1.0}, step)
+        tracker.flush()
+        said = [record.getMessage() for record in caplog.records if "so far" in record.getMessage()]
+        assert said == [
+            "alert 'kl > 0.5': 'kl' was not logged so far; logged is 'actor/ppo_kl'",
+            "alert 'los > 3': 'los' was not logged so far; logged is 'loss'",
+            "alert 'reward/mean < 0.1': 'reward/mean' was not logged so far",
+            "alert 'isnan(nothing/like/it)': 'nothing/like/it' was not logged so far",
+        ]
+    assert len([record for record in caplog.records if "so far" in record.getMessage()]) == 4
+    with Tracker("console", store=tmp_path, alerts=["kl > 1", "loss > 3"]) as tracker:
+        tracker.log_metrics({"loss": 1.0}, 1)
+    assert [record.getMessage() for record in caplog.records][-1].startswith("alert 'kl > 1': 'kl' was not")

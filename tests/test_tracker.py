@@ -682,6 +682,23 @@ def test_console_lines_have_plain_numbers(capsys, tmp_path):
     assert line == "step:2 - bad\\x1b[31m:1 - d/x:1 - loss:0.1235 - n:3"
 
 
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_table_of_the_console_fits_the_terminal(columns, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = ["actor/loss", "critic/rewards/mean", "kl", "response_length/mean", "val-core/gsm8k/acc/mean@1"]
+    with Tracker("console", store=tmp_path, console={"style": "table"}) as tracker:
+        for step in range(45):
+            found = {name: -1.234567e-5 * n for n, name in enumerate(names) if step or n % 2}
+            tracker.log_metrics({**found, **{f"timing_s/{n}": 1.0 for n in range(20)}}, step + 99_990)
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    assert max(map(len, lines)) <= columns
+    rows = [line for line in lines if line.split()[0] != "step"]
+    assert [line.split()[0] for line in rows] == [f"{step + 99_990:,}" for step in range(45)]
+    shown = len(rows[-1].split()) - 2
+    assert rows[-1].split()[-1] == f"+{25 - shown}"
+    assert shown == (5 if columns == 200 else 1 if columns == 40 else 4)
+
+
 def test_the_console_prints_nothing_that_steers_a_terminal(capsys, tmp_path):
     odd = "\x1b[2Jx\u202e"
     rows = [{"prompt": odd, "completion": "[red]" + odd, odd: 1.0}]

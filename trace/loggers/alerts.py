@@ -31,6 +31,8 @@ _LEVELS = get_args(Level)
 _QUIET = 600.0
 """Seconds after an alert in which the same rule gives no other."""
 _HOUR, _MOST_IN_HOUR = 3600.0, 20
+_MOST_NAMES = 1_000
+"""Of the metrics that were logged, for the hint what a rule may mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,20 @@ class Alerts:
         read = (rule if isinstance(rule, Rule) else parse_rule(rule) for rule in rules)
         self._watches = [_Watch(rule) for rule in dict.fromkeys(read)]
         self._given: list[float] = []
+        self._names: set[str] = set()
+
+    def blind(self) -> dict[str, str]:
+        """Give the rules whose metric was never logged, each with what to say about it."""
+        found = {}
+        for watch in self._watches:
+            metric = watch.rule.metric
+            if watch.step is None:
+                like = sorted(name for name in self._names if metric in name)[:3]
+                hint = (
+                    f"; logged is {' and '.join(map(show, like))}" if like else nearest(metric, self._names)
+                )
+                found[watch.rule.text] = f"{show(metric)} was not logged so far{hint}"
+        return found
 
     def look(self, metrics: Mapping[str, float], step: int, at: float) -> list[dict[str, Any]]:
         """Look at what was logged.
@@ -240,6 +256,8 @@ class Alerts:
         Returns:
             ``title``, ``text``, ``level`` and ``step`` of each alert.
         """
+        if self._watches and len(self._names) < _MOST_NAMES:
+            self._names.update(metrics)
         found = []
         for watch in self._watches:
             value = metrics.get(watch.rule.metric)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import IO, Any, ClassVar
 
 from ..config_values import ConfigError, show
@@ -14,7 +15,10 @@ from .frequency import KEY_METRICS, Frequency
 
 _HEADER_EVERY = 20
 """Rows of the table below which its head is printed again."""
-_COLUMNS = 7
+_STEP, _REST = 8, 6
+"""Characters of the first column of the table, and of the last one: how many metrics it does not show."""
+_NARROW, _WIDE = 9, 16
+"""Characters that any other column has at least and at most; a number has up to ten."""
 _TEXT = 2000
 """Characters of a prompt or completion that are shown."""
 
@@ -46,7 +50,7 @@ class ConsoleLogger(ExperimentLogger):
         self._style = style
         self._stream = stream
         self._is_key = Frequency[float](1, key_metrics).is_key
-        self._columns: list[str] = []
+        self._columns: dict[str, int] = {}
         self._rows = 0
 
     @classmethod
@@ -67,18 +71,29 @@ class ConsoleLogger(ExperimentLogger):
 
     def _row(self, metrics: Mapping[str, float], step: int) -> None:
         keys = [name for name in sorted(metrics) if self._is_key(name)] or sorted(metrics)
-        fresh = [name for name in keys if name not in self._columns]
-        room = _COLUMNS - len(self._columns)
-        if (fresh and room > 0) or self._rows % _HEADER_EVERY == 0:
-            self._columns += fresh[: max(0, room)]
+        if self._add_columns(keys) or self._rows % _HEADER_EVERY == 0:
             self._rows = 0
-            heads = [_head(name) for name in self._columns]
-            self._print("  ".join([f"{'step':>8}", *(f"{head:>12}" for head in heads)]))
+            heads = [f"{_head(name):>{width}}" for name, width in self._columns.items()]
+            self._print("  ".join([f"{'step':>{_STEP}}", *heads]))
         self._rows += 1
-        cells = [_short(metrics[name]) if name in metrics else "" for name in self._columns]
+        cells = [
+            f"{_short(metrics[name]) if name in metrics else '':>{width}}"
+            for name, width in self._columns.items()
+        ]
         rest = len(metrics) - sum(name in metrics for name in self._columns)
         more = [f"+{rest}"] if rest else []
-        self._print("  ".join([f"{step:>8,}", *(f"{cell:>12}" for cell in cells), *more]))
+        self._print("  ".join([f"{step:>{_STEP},}", *cells, *more]))
+
+    def _add_columns(self, names: Sequence[str]) -> bool:
+        """Give those a column that have none, where the terminal is wide enough; say whether one got it."""
+        room = get_terminal_size().columns - _STEP - _REST - sum(2 + w for w in self._columns.values())
+        before = len(self._columns)
+        for name in names:
+            width = max(_NARROW, len(_head(name)))
+            if name not in self._columns and 2 + width <= room:
+                self._columns[name] = width
+                room -= 2 + width
+        return len(self._columns) > before
 
     def log_config(self, config: Mapping[str, Any]) -> None:
         pass  # nobody wants a thousand lines before the first step; the log has it
@@ -138,7 +153,7 @@ class ConsoleLogger(ExperimentLogger):
 def _head(name: str) -> str:
     """Shorten the name of a metric to its end, which tells most."""
     text = visible(name, newlines=False)
-    return text if len(text) <= 12 else f"…{text[-11:]}"
+    return text if len(text) <= _WIDE else f"…{text[1 - _WIDE :]}"
 
 
 def _cut(text: str) -> str:

@@ -35,6 +35,8 @@ FINISH = 30.0
 """Seconds that ``finish`` waits at most."""
 _MOST_QUEUED = 20_000
 """Calls that may wait to be written to the log; only a disk that hangs lets them become so many."""
+_LOOKS = 20
+"""Calls after which a rule whose metric never came is told to be watching nothing."""
 _GRACE = 10.0
 """Seconds between SIGTERM and the end."""
 
@@ -115,6 +117,7 @@ class Tracker(ExperimentLogger):
         every = log_frequency if log_frequency is not None else 1 if log_interval is None else log_interval
         self._frequency: Frequency[float | Histogram] = Frequency(every, key_metrics)
         self._alerts = Alerts(alerts)
+        self._looks = 0
         self._most_generations = log_val_generations
         self._skipped: set[str] = set()
         self.finishing = False
@@ -381,6 +384,7 @@ class Tracker(ExperimentLogger):
                 else:
                     if kind == "end":
                         self._write_chosen(at, *self._frequency.rest())
+                        self._say_which_alerts_are_blind()
                     elif kind == "generations":
                         self._rewind(at, data["step"])
                     self._log.append(kind, data, at)
@@ -400,7 +404,14 @@ class Tracker(ExperimentLogger):
         self._rewind(at, step)
         for alert in self._alerts.look(metrics, step, at):
             self._log.append("alert", alert, at)
+        self._looks += 1
+        if self._looks == _LOOKS:
+            self._say_which_alerts_are_blind()
         self._write_chosen(at, step, self._frequency.take(step, {**metrics, **histograms}))
+
+    def _say_which_alerts_are_blind(self) -> None:
+        for rule, text in self._alerts.blind().items():
+            self._say_once(f"alert {show(rule)}", text)
 
     def _rewind(self, at: float, step: int) -> None:
         """Note at which step a resumed run goes on, before the first that it logs."""
