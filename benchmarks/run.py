@@ -32,13 +32,14 @@ BENCHMARKS = {
     "growth": "How it grows with turns, tokens and text",
     "scale": "How it grows with spans, processes and trajectories",
     "decoding": "Token ids to text",
+    "loggers": "Metrics to five tools",
     "verl_worker": "Inside verl's worker",
 }
 # verl has an environment of its own, which `make verl` makes.
 PYTHONS = {"verl_worker": HERE.parent / ".venv-verl" / "bin" / "python"}
 PACKAGES = [
     "trackway", "opentelemetry-sdk", "mlflow", "weave", "verl", "transformers", "tokenizers", "orjson",
-    "pydantic",
+    "pydantic", "wandb", "swanlab", "tensorboard", "trackio",
 ]  # fmt: skip
 
 

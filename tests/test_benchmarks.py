@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-NAMES = ["overhead", "loop", "writer", "export", "growth", "scale", "decoding", "verl_worker"]
+NAMES = ["overhead", "loop", "writer", "export", "growth", "scale", "decoding", "loggers", "verl_worker"]
 
 Load = Callable[[str], Any]
 
@@ -173,6 +173,14 @@ def test_peers_are_the_real_packages(load: Load) -> None:
     plain = taken.pop(peers.UNTRACED)[0][0]
     # What they do to 2,304 numbers cannot be had for less, so that nobody can have been switched off.
     assert all(cpu > 20 * plain for ((cpu, _),) in taken.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ours", "sdks", "hanging"])
+def test_metrics_are_logged_to_five_tools(load: Load, way: str) -> None:
+    taken = part(load, "loggers", way, steps=4)
+    assert 0 < taken["call"] <= taken["worst"]
+    assert taken["cpu"] > 0
 
 
 @pytest.mark.slow
