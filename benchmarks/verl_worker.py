@@ -4,8 +4,9 @@ verl's ``AgentLoopWorker`` and ``ToolAgentLoop`` run whole batches, with a real 
 only the engine is stood in for, by one that follows a script at once. Untraced, with verl's own tracing into
 MLflow and with Trackway take turns, each time in a new process, and decode token ids to text. CPU of the
 process, all its threads, from the first rollout until everything that was traced has left it: with Trackway
-into the journal, with verl's tracing into MLflow's database. What Trackway's exporting process then needs
-is measured apart, from its start to its end. Spans are counted in the databases.
+into the journal, closed as at the end of a worker, with verl's tracing into MLflow's database. What
+Trackway's exporting process then needs is measured apart, from its start to its end. Spans are counted in
+the databases.
 
     .venv-verl/bin/python benchmarks/verl_worker.py [--json] [--quick]
 """
@@ -80,6 +81,8 @@ def batch(way: str, samples: int) -> dict[str, Any]:
     # verl's plugins are loaded here.
     from verl_world import Engine, follow, generate, make_model, make_worker, rows
 
+    import trackway
+
     backend = "mlflow" if traced else "null"
     model = Path("model")
     model.mkdir()
@@ -90,9 +93,13 @@ def batch(way: str, samples: int) -> dict[str, Any]:
         "actor_rollout_ref.rollout.full_determinism=true",
     )
     follow(worker, Engine())
-    drain = {UNTRACED: lambda: None, OURS: _flush_ours, VERLS: _flush_verls}[way]
+    warm, drain = {
+        UNTRACED: (lambda: None, lambda: None),
+        OURS: (trackway.flush, trackway.shutdown),
+        VERLS: (_flush_verls, _flush_verls),
+    }[way]
     generate([worker], rows(range(2)), n=N, step=0)
-    drain()
+    warm()
     before = time.process_time()
     generate([worker], rows(range(samples)), n=N)
     drain()
@@ -107,12 +114,6 @@ def batch(way: str, samples: int) -> dict[str, Any]:
         "spans": expected,
         "lost": expected - kept,
     }
-
-
-def _flush_ours() -> None:
-    import trackway
-
-    trackway.flush()
 
 
 def _flush_verls() -> None:
